@@ -1,0 +1,248 @@
+"""The configuration as the user writes it: frozen, strict pydantic models.
+
+Values that follow from others (`n_kv_heads`, `d_ff`, `padded_vocab_size`, `base`) may be left out
+and are filled in here, so the resolved YAML always states them. What follows from the configuration
+*and* the world size is in `leviathan.config.plan`.
+"""
+
+import math
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+
+class Strict(BaseModel):
+    """Base of all configuration models: unknown keys are errors, nothing changes once it is read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+def _from_earlier(*names: str, compute: Any) -> Any:
+    """A default computed from fields declared earlier in the same model."""
+    return Field(default_factory=lambda earlier: compute(*(earlier[name] for name in names)))
+
+
+PositiveInt = Annotated[int, Field(gt=0)]
+PositiveFloat = Annotated[float, Field(gt=0, strict=False)]
+NonNegativeFloat = Annotated[float, Field(ge=0, strict=False)]
+UserPath = Annotated[Path, Field(strict=False)]
+
+
+# ---------------------------------------------------------------- input embeddings
+
+
+class TiedConfig(Strict):
+    """`V × D` table shared with the output head: the main baseline."""
+
+    kind: Literal["tied"] = "tied"
+
+
+class LeviathanConfig(Strict):
+    """LEV of arXiv 2601.22040 v2; the defaults give 1,205,376 + 512·D parameters at V = 200,376."""
+
+    kind: Literal["leviathan"] = "leviathan"
+    digits: PositiveInt = Field(default=3, description="k: digits per token id")
+    base: int | None = Field(default=None, ge=2, description="b; left out: the least b with b^k ≥ V")
+    d_seed: PositiveInt = Field(default=128, description="d: width of seed and latent")
+    heads: PositiveInt = Field(default=8, description="h: parallel heads summed into E")
+    knots: int = Field(default=16, ge=2, description="κ: uniform knots of the quadratic B-spline")
+    rank: PositiveInt = Field(default=64, description="r: rank of each head's tensor product")
+    latent_scale: Literal["outside", "inside"] = Field(
+        default="outside", description="σ(½·LN(x)) or σ(LN(½·x))"
+    )
+    embedding_init_std: float | None = Field(
+        default=0.02, gt=0, description="std of E at step 0, by scaling W_out; null leaves it"
+    )
+
+
+EmbeddingConfig = Annotated[TiedConfig | LeviathanConfig, Field(discriminator="kind")]
+
+
+# ---------------------------------------------------------------- model
+
+
+class ModelConfig(Strict):
+    """A decoder-only, pre-norm, Llama-named backbone and its input embedding."""
+
+    d_model: PositiveInt
+    n_layers: PositiveInt
+    n_heads: PositiveInt
+    n_kv_heads: PositiveInt = _from_earlier("n_heads", compute=lambda heads: heads)
+    d_ff: PositiveInt = _from_earlier("d_model", compute=lambda width: 4 * width)
+    seq_len: PositiveInt = Field(default=512, description="context length in tokens")
+    vocab_size: PositiveInt = Field(description="the tokenizer's number of ids")
+    padded_vocab_size: PositiveInt = _from_earlier("vocab_size", compute=lambda size: size)
+    rope_theta: PositiveFloat = 10_000.0
+    norm_eps: PositiveFloat = 1e-5
+    init_std: PositiveFloat = 0.02
+    embedding: EmbeddingConfig
+
+    @model_validator(mode="after")
+    def _divisible(self) -> "ModelConfig":
+        if self.d_model % self.n_heads:
+            raise ValueError(f"n_heads ({self.n_heads}) must divide d_model ({self.d_model})")
+        if (self.d_model // self.n_heads) % 2:
+            raise ValueError(f"d_model / n_heads = {self.d_model // self.n_heads} must be even")
+        if self.n_heads % self.n_kv_heads:
+            raise ValueError(f"n_kv_heads ({self.n_kv_heads}) must divide n_heads ({self.n_heads})")
+        if self.padded_vocab_size < self.vocab_size:
+            raise ValueError(
+                f"padded_vocab_size ({self.padded_vocab_size}) is less than "
+                f"vocab_size ({self.vocab_size})"
+            )
+        if isinstance(self.embedding, LeviathanConfig):
+            lev_base(self.embedding, self.padded_vocab_size)
+        return self
+
+
+def lev_base(lev: LeviathanConfig, vocabulary: int) -> int:
+    """The base b of LEV's digits: as configured, else the least with b^k ≥ `vocabulary`.
+
+    Raises:
+        ValueError: the configured base is too small for the vocabulary.
+    """
+    if lev.base is not None:
+        if lev.base**lev.digits < vocabulary:
+            raise ValueError(
+                f"embedding.base {lev.base} to the power of {lev.digits} digits is "
+                f"{lev.base**lev.digits}, less than the {vocabulary} ids to be told apart"
+            )
+        return lev.base
+    base = max(2, math.floor(vocabulary ** (1 / lev.digits)))
+    while base**lev.digits < vocabulary:
+        base += 1
+    return base
+
+
+class ModelFile(Strict):
+    """A file that describes a model alone: `configs/model/*.yaml`."""
+
+    model: ModelConfig
+
+
+# ---------------------------------------------------------------- a training run
+
+
+class DataConfig(Strict):
+    """Which prepared data set, and how far apart its rows are shuffled."""
+
+    path: UserPath = Field(description="folder with dataset.json, train/ and val/")
+    shuffle_window: PositiveInt = Field(default=10_000, description="rows")
+
+
+class TrainConfig(Strict):
+    """How long and how much at once. Batch sizes are in sequences."""
+
+    steps: PositiveInt
+    global_batch_size: PositiveInt
+    micro_batch_size: PositiveInt
+    log_every: PositiveInt = 10
+    eval_every: int = Field(default=0, ge=0, description="steps; 0 evaluates at the end only")
+
+    @model_validator(mode="after")
+    def _micro_fits(self) -> "TrainConfig":
+        if self.micro_batch_size > self.global_batch_size:
+            raise ValueError(
+                f"micro_batch_size ({self.micro_batch_size}) is more than "
+                f"global_batch_size ({self.global_batch_size})"
+            )
+        return self
+
+
+class OptimConfig(Strict):
+    """AdamW and its schedule; the defaults are the recipe of the controlled comparison."""
+
+    lr: PositiveFloat = Field(default=1e-3, description="peak learning rate")
+    warmup_steps: int = Field(default=0, ge=0)
+    schedule: Literal["cosine", "constant"] = "cosine"
+    final_lr_ratio: float = Field(default=0.1, ge=0, le=1, strict=False)
+    betas: Annotated[tuple[float, float], Field(strict=False)] = (0.9, 0.999)
+    eps: PositiveFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.0
+    grad_clip: PositiveFloat = Field(default=1.0, description="global norm")
+    max_skipped: PositiveInt = Field(default=20, description="non-finite steps in a row allowed")
+
+
+class DeepSpeedConfig(Strict):
+    """DeepSpeed ZeRO. Its JSON is derived from the plan; `extra` is merged into it."""
+
+    kind: Literal["deepspeed"] = "deepspeed"
+    zero_stage: Literal[0, 1, 2, 3] = 1
+    precision: Literal["fp32", "bf16"] = "fp32"
+    extra: dict[str, Any] = Field(default_factory=dict, description="further DeepSpeed JSON keys")
+
+
+class ParallelConfig(Strict):
+    """How the world is cut. tp is the innermost axis; the rest is data-parallel."""
+
+    tp: PositiveInt = 1
+
+    @field_validator("tp")
+    @classmethod
+    def _only_one(cls, tp: int) -> int:
+        if tp != 1:
+            raise ValueError("tensor parallelism is not available yet: set parallel.tp=1")
+        return tp
+
+
+class CheckpointConfig(Strict):
+    """When to save and what to keep. The last step is always saved."""
+
+    every: int = Field(default=0, ge=0, description="steps; 0 saves at the end and on a signal only")
+    keep_last: PositiveInt = 2
+
+
+class RunConfig(Strict):
+    """One training run: `leviathan train RUN.yaml`."""
+
+    run_dir: UserPath
+    seed: int = Field(default=1234, ge=0)
+    data: DataConfig
+    model: ModelConfig
+    train: TrainConfig
+    optim: OptimConfig = Field(default_factory=OptimConfig)
+    engine: DeepSpeedConfig = Field(default_factory=DeepSpeedConfig)
+    parallel: ParallelConfig = Field(default_factory=ParallelConfig)
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+
+    @model_validator(mode="after")
+    def _warmup_fits(self) -> "RunConfig":
+        if self.optim.warmup_steps >= self.train.steps:
+            raise ValueError(
+                f"optim.warmup_steps ({self.optim.warmup_steps}) must be less than "
+                f"train.steps ({self.train.steps})"
+            )
+        return self
+
+
+# ---------------------------------------------------------------- corpus preparation
+
+
+class SourceConfig(Strict):
+    """What to read, in this order; inside a folder or a glob, in name order."""
+
+    paths: list[str] = Field(min_length=1, description="files, globs or folders")
+
+
+class ValidationConfig(Strict):
+    """Where the validation split comes from: own shards, or a share of the documents by hash."""
+
+    paths: list[str] = Field(default_factory=list, description="held-out files, globs or folders")
+    fraction: float = Field(
+        default=0.005, ge=0, lt=1, strict=False, description="by content hash; unused with paths"
+    )
+
+
+class PrepConfig(Strict):
+    """One corpus preparation: `leviathan prep CONFIG.yaml`."""
+
+    source: SourceConfig
+    validation: ValidationConfig = Field(default_factory=ValidationConfig)
+    tokenizer: str = Field(description="a tiktoken name such as o200k_base, or a .tiktoken file")
+    seq_len: PositiveInt = 512
+    out: UserPath
+    workers: PositiveInt = 1
+    on_error: Literal["fail", "quarantine"] = "fail"
+    max_reject_fraction: float = Field(default=0.01, ge=0, le=1, strict=False)
+    drop_duplicates: bool = False

@@ -1,0 +1,86 @@
+"""What people see: everything but results goes to standard error, from rank 0 only."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+console = Console(stderr=True, highlight=False, soft_wrap=True)
+
+PLAIN_INTERVAL_S = 15.0  # how often a bar becomes a line where there is no terminal
+
+
+def is_rank_zero() -> bool:
+    """True in the process that speaks for the run (also where no launcher set a rank)."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def say(text: str, style: str | None = None) -> None:
+    """Prints one line to standard error on rank 0; `text` is never read as rich markup."""
+    if is_rank_zero():
+        console.print(text, style=style, markup=False)
+
+
+class Bar:
+    """A running count with a note; drawn live on a terminal, as plain lines elsewhere."""
+
+    def __init__(self, title: str, total: float | None, progress: Progress | None) -> None:
+        self.title, self.total, self.progress = title, total, progress
+        self.done, self.note = 0.0, ""
+        self._last_line = time.monotonic()
+        self._task = progress.add_task(title, total=total, note="") if progress else None
+
+    def advance(self, amount: float = 1, note: str | None = None) -> None:
+        """Counts `amount` more units as done and shows `note` beside the bar."""
+        self.done += amount
+        self.note = self.note if note is None else note
+        if self.progress is not None and self._task is not None:
+            self.progress.update(self._task, completed=self.done, note=self.note)
+        elif time.monotonic() - self._last_line >= PLAIN_INTERVAL_S:
+            self._last_line = time.monotonic()
+            say(self._line())
+
+    def _line(self) -> str:
+        of = f"/{self.total:,.0f}" if self.total else ""
+        return f"{self.title}: {self.done:,.0f}{of} {self.note}".rstrip()
+
+
+@contextmanager
+def progress_bar(title: str, total: float | None = None, start: float = 0) -> Iterator[Bar]:
+    """A progress bar for long work; silent on all ranks but the first."""
+    if not is_rank_zero():
+        # Not even a line: this rank's bar has no place to draw.
+        bar = Bar(title, total, None)
+        bar._last_line = float("inf")
+        yield bar
+        return
+    if not console.is_terminal:
+        bar = Bar(title, total, None)
+        bar.done = start
+        yield bar
+        say(bar._line())
+        return
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    with Progress(*columns, console=console) as progress:
+        bar = Bar(title, total, progress)
+        bar.advance(start)
+        yield bar

@@ -1,0 +1,17 @@
+"""What a user can get wrong. The command line turns each of these into one message and exit 2."""
+
+
+class LeviathanError(Exception):
+    """Base of every error a user can cause; its text says what, where, and what to do."""
+
+
+class ConfigError(LeviathanError):
+    """A configuration that cannot be used: a wrong key, value or combination."""
+
+
+class DataError(LeviathanError):
+    """A corpus, tokenizer or data set that is missing, damaged or does not fit."""
+
+
+class CheckpointError(LeviathanError):
+    """A checkpoint that is missing, incomplete, damaged or of another model."""
