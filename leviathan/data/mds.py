@@ -1,10 +1,11 @@
-"""Random access to the rows of an MDS split, by memory map.
+"""Random access to the rows of an MDS split.
 
 streaming's own reader gives the same rows (a test compares them), but importing it costs 15 s of
 CPU time in every rank, and it opens the shard anew for each row.
 """
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,7 +16,7 @@ import numpy as np
 
 from leviathan.errors import DataError
 
-_OPEN_SHARDS = 64  # memory maps kept; a shuffle window touches few shards at a time
+_OPEN_SHARDS = 64  # files kept open; a shuffle window touches few shards at a time
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,10 @@ def read_index(split_dir: Path) -> list[dict[str, Any]]:
 
 
 class _Shard:
-    """One mapped shard: uint32 n, uint32 offsets [n + 1], a JSON header, then the rows' bytes."""
+    """One open shard: uint32 n, uint32 offsets [n + 1], a JSON header, then the rows' bytes.
+
+    Read, not mapped: a file that shrinks under a map kills the process.
+    """
 
     def __init__(self, path: Path, entry: dict[str, Any]) -> None:
         columns = dict(zip(entry["column_names"], entry["column_encodings"], strict=True))
@@ -107,15 +111,19 @@ class _Shard:
         if tokens[0] != "ndarray" or len(tokens) != 3 or others != OTHER_COLUMNS:
             raise DataError(f"{path}: not written by `leviathan prep` (columns {columns})")
         self._dtype, self._width = np.dtype(tokens[1]), int(tokens[2])
-        self._bytes = np.memmap(path, np.uint8, mode="r")
-        rows = int(self._bytes[:4].view(np.uint32)[0])
+        self._file = path.open("rb", buffering=0)
+        rows = int.from_bytes(self._read(0, 4), "little")
         if rows != entry["samples"]:
             raise DataError(f"{path}: holds {rows} rows, index.json says {entry['samples']}")
-        self._offsets = self._bytes[4 : 4 * (rows + 2)].view(np.uint32)
+        self._offsets = np.frombuffer(self._read(4, 4 * (rows + 2)), np.uint32)
+
+    def _read(self, begin: int, end: int) -> bytes:
+        # Unlike seek and read, safe from several threads at once.
+        return os.pread(self._file.fileno(), end - begin, begin)
 
     def row(self, index: int) -> Row:
         # [subsets' size: 4] [first_document: 8] [n_valid: 8] [subsets] [tokens]
-        data = self._bytes[self._offsets[index] : self._offsets[index + 1]].tobytes()
+        data = self._read(int(self._offsets[index]), int(self._offsets[index + 1]))
         subsets_end = 20 + int.from_bytes(data[:4], "little")
         first_document, n_valid = np.frombuffer(data, np.int64, 2, 4).tolist()
         # An array of free length begins with a byte (dimensions << 2 | width code) and its length.

@@ -246,8 +246,9 @@ def _document(text: Any, meta: Any, number: int, offset: int) -> Document:
                 f"at character {error.start}, which is no valid Unicode"
             ) from None
     subset = meta.get("pile_set_name") if isinstance(meta, dict) else None
-    usable = isinstance(subset, str) and subset and subset.isprintable()
-    return Document(text, subset if usable else NO_SUBSET, number, offset)
+    if not isinstance(subset, str) or not subset or not subset.isprintable():
+        subset = NO_SUBSET
+    return Document(text, subset, number, offset)
 
 
 def _kind_of(value: Any) -> str:
