@@ -172,7 +172,9 @@ class RowWriter:
         self._rows: list[bytes] = []
         self._bytes = 8 + len(self._header)
 
-    def write(self, tokens: np.ndarray, n_valid: int, first_document: int, subsets: np.ndarray):
+    def write(
+        self, tokens: np.ndarray, n_valid: int, first_document: int, subsets: np.ndarray
+    ) -> None:
         """Appends one row; `tokens` in the dtype given, `subsets` uint16."""
         # An array of free length: a byte (dimensions << 2 | width code), its length, its values.
         code = 0 if len(subsets) < 1 << 8 else 1 if len(subsets) < 1 << 16 else 2
