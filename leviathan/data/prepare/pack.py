@@ -12,7 +12,7 @@ import numpy as np
 
 from leviathan.data.format import SplitInfo, token_dtype
 from leviathan.data.mds import RowWriter
-from leviathan.data.prepare.tokenise import DOCUMENT_DTYPE
+from leviathan.data.prepare.tokenise import DOCUMENT_DTYPE, TRAIN
 from leviathan.data.tokenizer import Tokenizer
 
 SHARD_BYTES = 1 << 26
@@ -170,7 +170,7 @@ def duplicates(tables: Sequence[np.ndarray]) -> list[np.ndarray]:
         bool [documents] for each table.
     """
     digests = np.concatenate([table["digest"] for table in tables])
-    is_training = np.concatenate([table["split"] for table in tables]) == 0
+    is_training = np.concatenate([table["split"] for table in tables]) == TRAIN
     order = np.lexsort((np.arange(len(digests)), is_training, digests[:, 1], digests[:, 0]))
     ordered = digests[order]
     repeated = np.zeros(len(digests), bool)

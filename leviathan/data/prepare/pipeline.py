@@ -23,6 +23,7 @@ from leviathan.data.format import (
     DATASET_FILE,
     FORMAT_VERSION,
     REJECTS_FILE,
+    WORK_FOLDER,
     DatasetInfo,
     SourceInfo,
     SplitInfo,
@@ -196,6 +197,10 @@ def _already_finished(config: PrepConfig, inputs: list[tuple[Path, Any]]) -> dic
         wanted,
         config.out,
     )
+    # A file may have been trained anew under its old name; tiktoken's names stay what they are.
+    if Path(config.tokenizer).exists():
+        found = load_tokenizer(config.tokenizer).fingerprint
+        check_same({"tokenizer": info.tokenizer.fingerprint}, {"tokenizer": found}, config.out)
     if info.rejected and config.on_error == "fail":
         raise DataError(
             f"{config.out} leaves out {info.rejected} bad lines (on_error=quarantine), but "
@@ -209,6 +214,7 @@ def _already_finished(config: PrepConfig, inputs: list[tuple[Path, Any]]) -> dic
             f"{config.out} is complete, but was made from other files than are there now "
             f"({', '.join(changed[:5])}): choose another out, or remove that folder"
         )
+    shutil.rmtree(config.out / WORK_FOLDER, ignore_errors=True)  # of a run killed at its very end
     say(f"{config.out} is complete: {info.splits['train'].rows:,} training rows. Nothing to do.")
     return info.summary()
 

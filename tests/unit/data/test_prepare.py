@@ -25,7 +25,7 @@ from leviathan.data.prepare import prepare, verify
 from leviathan.data.prepare.ledger import sole_writer
 from leviathan.data.prepare.reader import Document, read
 from leviathan.data.prepare.sources import find_inputs
-from leviathan.data.tokenizer import load_tokenizer
+from leviathan.data.tokenizer import load_tokenizer, train_bpe
 from leviathan.errors import DataError
 
 Prepare = Callable[..., dict[str, Any]]
@@ -333,6 +333,7 @@ def test_a_finished_one_says_so_at_once(
     wanted = config(source={"paths": shards(tmp_path / "in", [["abc"], ["def"]])})
     first = prepare(wanted)
     before = hashes(wanted.out)
+    (wanted.out / ".prep").mkdir()  # as if killed between the last write and cleaning up
     started = time.monotonic()
     assert prepare(wanted) == first
     assert time.monotonic() - started < 1
@@ -350,6 +351,17 @@ def test_another_configuration_is_refused(config: Callable[..., PrepConfig]) -> 
     with pytest.raises(DataError, match=r"another configuration.*seq_len \(there 32, now 64\)"):
         prepare(config(seq_len=64))
     assert hashes(wanted.out) == before
+
+
+def test_a_tokenizer_trained_anew_is_another_configuration(
+    config: Callable[..., PrepConfig], tiny_corpus: Path, tmp_path: Path
+) -> None:
+    vocabulary = tmp_path / "own.tiktoken"
+    train_bpe([tiny_corpus], 300, vocabulary)
+    prepare(config(tokenizer=str(vocabulary)))
+    train_bpe([tiny_corpus], 310, vocabulary)
+    with pytest.raises(DataError, match="another configuration; what differs: tokenizer"):
+        prepare(config(tokenizer=str(vocabulary)))
 
 
 def test_an_unfinished_one_of_another_configuration_is_refused(
