@@ -42,7 +42,7 @@ test-all: venv  ## Run the tests, the long ones too
 check: venv  ## ruff, pyright, import-linter
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/pyright
+	@$(BIN)/pyright --pythonpath $(BIN)/python
 	@$(BIN)/lint-imports
 
 clean:  ## Remove what quickstart made (not .venv)
