@@ -9,11 +9,11 @@ import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 
 class Strict(BaseModel):
-    """Base of all configuration models: unknown keys are errors, nothing changes once it is read."""
+    """Base of all configuration models: unknown keys are errors, and nothing changes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -27,6 +27,8 @@ PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0, strict=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, strict=False)]
 UserPath = Annotated[Path, Field(strict=False)]
+# One path may be written without the brackets of a list.
+Paths = Annotated[list[str], BeforeValidator(lambda v: [v] if isinstance(v, str) else v)]
 
 
 # ---------------------------------------------------------------- input embeddings
@@ -43,7 +45,9 @@ class LeviathanConfig(Strict):
 
     kind: Literal["leviathan"] = "leviathan"
     digits: PositiveInt = Field(default=3, description="k: digits per token id")
-    base: int | None = Field(default=None, ge=2, description="b; left out: the least b with b^k ≥ V")
+    base: int | None = Field(
+        default=None, ge=2, description="b; left out: the least b with b^k ≥ V"
+    )
     d_seed: PositiveInt = Field(default=128, description="d: width of seed and latent")
     heads: PositiveInt = Field(default=8, description="h: parallel heads summed into E")
     knots: int = Field(default=16, ge=2, description="κ: uniform knots of the quadratic B-spline")
@@ -189,7 +193,9 @@ class ParallelConfig(Strict):
 class CheckpointConfig(Strict):
     """When to save and what to keep. The last step is always saved."""
 
-    every: int = Field(default=0, ge=0, description="steps; 0 saves at the end and on a signal only")
+    every: int = Field(
+        default=0, ge=0, description="steps; 0 saves at the end and on a signal only"
+    )
     keep_last: PositiveInt = 2
 
 
@@ -222,13 +228,13 @@ class RunConfig(Strict):
 class SourceConfig(Strict):
     """What to read, in this order; inside a folder or a glob, in name order."""
 
-    paths: list[str] = Field(min_length=1, description="files, globs or folders")
+    paths: Paths = Field(min_length=1, description="files, globs or folders")
 
 
 class ValidationConfig(Strict):
     """Where the validation split comes from: own shards, or a share of the documents by hash."""
 
-    paths: list[str] = Field(default_factory=list, description="held-out files, globs or folders")
+    paths: Paths = Field(default_factory=list, description="held-out files, globs or folders")
     fraction: float = Field(
         default=0.005, ge=0, lt=1, strict=False, description="by content hash; unused with paths"
     )
