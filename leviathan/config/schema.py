@@ -43,7 +43,9 @@ class LeviathanConfig(Strict):
 
     kind: Literal["leviathan"] = "leviathan"
     digits: PositiveInt = Field(default=3, description="k: digits per token id")
-    base: int | None = Field(default=None, ge=2, description="b; left out: the least b with b^k ≥ V")
+    base: int | None = Field(
+        default=None, ge=2, description="b; left out: the least b with b^k ≥ V"
+    )
     d_seed: PositiveInt = Field(default=128, description="d: width of seed and latent")
     heads: PositiveInt = Field(default=8, description="h: parallel heads summed into E")
     knots: int = Field(default=16, ge=2, description="κ: uniform knots of the quadratic B-spline")
@@ -189,7 +191,9 @@ class ParallelConfig(Strict):
 class CheckpointConfig(Strict):
     """When to save and what to keep. The last step is always saved."""
 
-    every: int = Field(default=0, ge=0, description="steps; 0 saves at the end and on a signal only")
+    every: int = Field(
+        default=0, ge=0, description="steps; 0 saves at the end and on a signal only"
+    )
     keep_last: PositiveInt = 2
 
 
