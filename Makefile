@@ -1,7 +1,7 @@
 # `make quickstart`, `make test` and `make check` start from nothing: each makes .venv if it is missing.
 
 PYTHON ?= python3
-# One machine's choice: e.g. TORCH="torch==2.14.1 torchvision==0.29.1 --index-url …" for another build.
+# Another build of torch: TORCH='torch==2.14.1 torchvision==0.29.1 --extra-index-url URL'.
 TORCH ?= torch==2.14.1 torchvision==0.29.1
 VENV := .venv
 BIN := $(VENV)/bin
@@ -25,8 +25,7 @@ $(VENV)/.complete: requirements.lock pyproject.toml
 	  { echo "error: a C++ compiler is needed; on Debian and Ubuntu: apt-get install g++" >&2; exit 2; }
 	@echo "Installing into $(VENV): about 6 GB and some minutes, once."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --no-compile $(TORCH)
-	$(BIN)/pip install --quiet --no-compile -r requirements.lock
+	$(BIN)/pip install --quiet --no-compile $(TORCH) -r requirements.lock
 	$(BIN)/pip install --quiet --no-compile --no-deps --no-build-isolation -e .
 	@touch $@
 
@@ -42,7 +41,7 @@ test-all: venv  ## Run the tests, the long ones too
 check: venv  ## ruff, pyright, import-linter
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/pyright
+	@$(BIN)/pyright --pythonpath $(BIN)/python
 	@$(BIN)/lint-imports
 
 clean:  ## Remove what quickstart made (not .venv)

@@ -1,4 +1,4 @@
-"""The command line: one function a sub-command, each importing only what it needs.
+"""The command line: one function a sub-command, each importing only what it needs, when it does.
 
 Results go to standard output (with `--json` one object on its last line), everything else to
 standard error. Exit status: 0 done, 2 wrong input, 1 our fault.
@@ -89,9 +89,10 @@ def prep(config: Config, overrides: Overrides = None, as_json: AsJson = False) -
 
     Example: `leviathan prep configs/data/pile.yaml 'source.paths=pile/*.jsonl.zst' out=data/pile`
     """
+    loaded = load_config(config, overrides or [], PrepConfig)
     from leviathan.data.prepare.run import prepare
 
-    _report(prepare(load_config(config, overrides or [], PrepConfig)), as_json)
+    _report(prepare(loaded), as_json)
 
 
 @data_app.command("verify")
@@ -118,11 +119,12 @@ def params(config: Config, overrides: Overrides = None, as_json: AsJson = False)
     """
     from dataclasses import asdict
 
-    from leviathan.model.accounting import account
-
     data, _ = read_config(config, overrides or [])
     schema: type[ModelFile | RunConfig] = RunConfig if set(data) - {"model"} else ModelFile
-    _report(asdict(account(load_config(config, overrides or [], schema).model)), as_json)
+    model = load_config(config, overrides or [], schema).model
+    from leviathan.model.accounting import account
+
+    _report(asdict(account(model)), as_json)
 
 
 @app.command("train")
@@ -134,9 +136,10 @@ def train(config: Config, overrides: Overrides = None) -> None:
 
     Example: `deepspeed --num_accelerators 2 launch/train.py configs/run/quickstart.yaml`
     """
+    loaded = load_config(config, overrides or [], RunConfig)
     from leviathan.train.loop import train as run
 
-    run(load_config(config, overrides or [], RunConfig))
+    run(loaded)
 
 
 @checkpoint_app.command("ls")
