@@ -26,7 +26,7 @@ def step_of(directory: Path) -> int:
     return int(match[1])
 
 
-def complete_steps(run_dir: Path) -> list[Path]:
+def complete_checkpoints(run_dir: Path) -> list[Path]:
     """Checkpoints with a manifest, oldest first; anything without one does not exist."""
     folder = run_dir / CHECKPOINTS
     found = [
@@ -50,7 +50,7 @@ def resolve_checkpoint(path: Path) -> Path:
         read_manifest(path) if path.is_dir() else _refuse(path, "no such checkpoint")
         return path
     run_dir = path.parent if path.name == CHECKPOINTS else path
-    steps = complete_steps(run_dir)
+    steps = complete_checkpoints(run_dir)
     if not steps:
         reason = "holds no complete checkpoint" if path.is_dir() else "no such folder"
         _refuse(path, f"{reason}; give a run folder or its checkpoints/step-XXXXXXXX")
@@ -76,7 +76,7 @@ def read_state(directory: Path) -> dict[str, Any]:
 
 def prune(run_dir: Path, keep_last: int) -> None:
     """Removes all but the newest complete checkpoints; interrupted, it leaves no false one."""
-    for directory in complete_steps(run_dir)[:-keep_last]:
+    for directory in complete_checkpoints(run_dir)[:-keep_last]:
         (directory / MANIFEST).unlink()
         shutil.rmtree(directory, ignore_errors=True)
 

@@ -8,11 +8,11 @@ from torch import Tensor
 from leviathan.checkpoint.boxes import Slice, check_tensors, load_slices
 from leviathan.checkpoint.layout import (
     CONFIG,
-    complete_steps,
+    complete_checkpoints,
     read_state,
     resolve_checkpoint,
 )
-from leviathan.checkpoint.manifest import verify
+from leviathan.checkpoint.manifest import verify_manifest
 from leviathan.config.load import parse_config
 from leviathan.config.schema import RunConfig
 from leviathan.console import say
@@ -29,12 +29,12 @@ def newest_whole(run_dir: Path, mesh: Mesh) -> Path | None:
     Raises:
         CheckpointError: there are checkpoints, and every one is damaged.
     """
-    candidates = mesh.broadcast(complete_steps(run_dir))
+    candidates = mesh.broadcast(complete_checkpoints(run_dir))
     damaged: list[str] = []
     for directory in reversed(candidates):
         try:
             with mesh.together():
-                verify(directory, mesh.rank, mesh.world_size)
+                verify_manifest(directory, mesh.rank, mesh.world_size)
                 read_state(directory)
         except CheckpointError as error:
             damaged.append(str(error))
@@ -73,7 +73,7 @@ def load_model(path: Path) -> tuple[CausalLM, RunConfig, dict[str, Any]]:
         CheckpointError: missing, incomplete, damaged, or of another model than its config.yaml.
     """
     directory = resolve_checkpoint(path)
-    verify(directory)
+    verify_manifest(directory)
     config = read_run_config(directory)
     model = CausalLM(config.model)
     weights: dict[str, Tensor] = {

@@ -51,8 +51,11 @@ def read_manifest(directory: Path) -> dict[str, dict[str, Any]]:
         raise CheckpointError(f"{path}: damaged ({error})") from error
 
 
-def verify(directory: Path, share: int = 0, shares: int = 1) -> None:
+def verify_manifest(directory: Path, share: int = 0, shares: int = 1) -> int:
     """Re-hashes a checkpoint's files; ranks split the work as (share, shares).
+
+    Returns:
+        The number of files that the manifest lists.
 
     Raises:
         CheckpointError: naming the first file that is missing, of another size, or changed.
@@ -70,6 +73,7 @@ def verify(directory: Path, share: int = 0, shares: int = 1) -> None:
     for name in sorted(entries)[share::shares]:
         if fingerprint(directory, [name])[name] != entries[name]:
             raise CheckpointError(f"{directory / name}: damaged: its sha256 has changed")
+    return len(entries)
 
 
 def write_json(path: Path, value: Any) -> None:

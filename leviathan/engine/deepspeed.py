@@ -5,7 +5,6 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +48,14 @@ class DeepSpeedEngine:
         self, model_factory: Callable[[], CausalLM], plan: RunPlan, mesh: Mesh
     ) -> None:
         config = deepspeed_json(plan)
-        self._deepspeed = _import_deepspeed(mesh.device)
+        deepspeed = _import_deepspeed(mesh.device)
         self._mesh = mesh
         self._stage = plan.config.engine.zero_stage
         self.optimizer_steps = 0
         model = model_factory()
         self._shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
         self._adamw = build_optimizer(model, plan.config.optim)
-        self._ds, self._wrapped, _, _ = self._deepspeed.initialize(
+        self._ds, self._wrapped, _, _ = deepspeed.initialize(
             model=model, optimizer=self._adamw, config=config
         )
         self._shards = zero.shards_of(self._ds.module, self._wrapped, self._stage, mesh.dp_rank)
@@ -109,16 +108,9 @@ class DeepSpeedEngine:
         """Per-token nll and is-greedy [B, T] of this rank's rows."""
         batch = batch.to(self._mesh.device)
         self._ds.eval()
-        with self._whole_parameters():
-            return self._ds.module.score(
-                batch.input_ids, batch.targets, batch.unique_ids, batch.inverse
-            )
-
-    def _whole_parameters(self) -> Any:
-        """At stage 3 the model computes with whole parameters only inside this context."""
-        if self._stage < 3:
-            return nullcontext()
-        return self._deepspeed.zero.GatheredParameters(list(self._ds.module.parameters()))
+        return self._ds.module(
+            batch.input_ids, batch.targets, batch.unique_ids, batch.inverse, output="scores"
+        )
 
     # ------------------------------------------------------------ state
 
