@@ -9,11 +9,11 @@ import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 
 class Strict(BaseModel):
-    """Base of all configuration models: unknown keys are errors, nothing changes once it is read."""
+    """Base of all configuration models: unknown keys are errors, and nothing changes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -27,6 +27,8 @@ PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0, strict=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, strict=False)]
 UserPath = Annotated[Path, Field(strict=False)]
+# One path may be written without the brackets of a list.
+Paths = Annotated[list[str], BeforeValidator(lambda v: [v] if isinstance(v, str) else v)]
 
 
 # ---------------------------------------------------------------- input embeddings
@@ -226,13 +228,13 @@ class RunConfig(Strict):
 class SourceConfig(Strict):
     """What to read, in this order; inside a folder or a glob, in name order."""
 
-    paths: list[str] = Field(min_length=1, description="files, globs or folders")
+    paths: Paths = Field(min_length=1, description="files, globs or folders")
 
 
 class ValidationConfig(Strict):
     """Where the validation split comes from: own shards, or a share of the documents by hash."""
 
-    paths: list[str] = Field(default_factory=list, description="held-out files, globs or folders")
+    paths: Paths = Field(default_factory=list, description="held-out files, globs or folders")
     fraction: float = Field(
         default=0.005, ge=0, lt=1, strict=False, description="by content hash; unused with paths"
     )

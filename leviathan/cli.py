@@ -1,0 +1,270 @@
+"""The command line: one function a sub-command, each importing only what it needs, when it does.
+
+Results go to standard output (with `--json` one object on its last line), everything else to
+standard error. Exit status: 0 done, 2 wrong input, 1 our fault.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from pydantic import BaseModel
+
+from leviathan.config.load import load_config, read_config
+from leviathan.config.schema import ModelFile, PrepConfig, RunConfig
+from leviathan.console import say
+from leviathan.errors import LeviathanError
+
+C = TypeVar("C", bound=BaseModel)
+
+app = typer.Typer(
+    name="leviathan",
+    help="Prepare a corpus, train small language models with tied or Leviathan input embeddings, "
+    "compare them, and export them as Llama checkpoints.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    add_completion=False,
+)
+tokenizer_app = typer.Typer(no_args_is_help=True, help="Train a tokenizer.")
+data_app = typer.Typer(no_args_is_help=True, help="Look into a prepared data set, or check it.")
+checkpoint_app = typer.Typer(no_args_is_help=True, help="List and verify checkpoints.")
+app.add_typer(tokenizer_app, name="tokenizer")
+app.add_typer(data_app, name="data")
+app.add_typer(checkpoint_app, name="checkpoint")
+
+Config = Annotated[Path, typer.Argument(help="YAML configuration.", metavar="CONFIG.yaml")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(help="Changes to it, as `section.key=value`.", metavar="a.b=c"),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
+Checkpoint = Annotated[
+    Path,
+    typer.Argument(
+        help="A step folder, or a run folder, whose newest whole checkpoint is then taken.",
+        metavar="CKPT",
+    ),
+]
+
+
+def _report(result: dict[str, Any], as_json: bool) -> None:
+    """Prints a result: one JSON line, or a plain two-column table."""
+    if as_json:
+        print(json.dumps(result, allow_nan=False))
+        return
+    for key, value in result.items():
+        text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else value
+        if isinstance(value, float):
+            text = f"{value:.6g}"
+        print(f"{key:>24}  {text}")
+
+
+@tokenizer_app.command("train")
+def tokenizer_train(
+    files: Annotated[list[Path], typer.Argument(help="jsonl files (plain, .zst, .gz).")],
+    vocab_size: Annotated[int, typer.Option(help="Entries in the file, 256 bytes included.")],
+    out: Annotated[Path, typer.Option(help="The file to write, ending in .tiktoken.")],
+) -> None:
+    """Trains a byte-level BPE and writes it in tiktoken's rank format.
+
+    The end-of-text id is the one after the last entry, so a file of N entries gives a vocabulary
+    of N + 1 ids. Text is split by o200k_base's pattern.
+
+    Example: `leviathan tokenizer train corpus/*.jsonl.zst --vocab-size 8192 --out bpe.tiktoken`
+    """
+    from leviathan.data.tokenizer import train_bpe
+
+    train_bpe(files, vocab_size, out)
+    say(f"{out}: {vocab_size:,} entries")
+
+
+@app.command("prep")
+def prep(config: Config, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Turns a corpus into a tokenised streaming (MDS) data set.
+
+    Run again, it continues where it stopped, or says that the data set is complete.
+
+    Example: `leviathan prep configs/data/pile.yaml 'source.paths=pile/*.jsonl.zst' out=data/pile`
+    """
+    loaded = load_config(config, overrides or [], PrepConfig)
+    from leviathan.data.prepare.run import prepare
+
+    _report(prepare(loaded), as_json)
+
+
+@data_app.command("verify")
+def data_verify(directory: Path, as_json: AsJson = False) -> None:
+    """Checks every file of a data set against its hashes and counts; exit 2 names what is wrong."""
+    from leviathan.data.prepare.verify import verify
+
+    _report(verify(directory), as_json)
+
+
+@data_app.command("info")
+def data_info(directory: Path, as_json: AsJson = False) -> None:
+    """Shows what a data set holds: documents, tokens, rows, tokenizer, fingerprint."""
+    from leviathan.data.format import DatasetInfo
+
+    _report(DatasetInfo.load(directory).summary(), as_json)
+
+
+@app.command("params")
+def params(config: Config, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Counts parameters by part, FLOPs per token and memory of a model or run configuration.
+
+    Example: `leviathan params configs/model/400m.yaml model.embedding.kind=tied`
+    """
+    from dataclasses import asdict
+
+    data, _ = read_config(config, overrides or [])
+    schema: type[ModelFile | RunConfig] = RunConfig if set(data) - {"model"} else ModelFile
+    model = load_config(config, overrides or [], schema).model
+    from leviathan.model.accounting import account
+
+    _report(asdict(account(model)), as_json)
+
+
+@app.command("train")
+def train(config: Config, overrides: Overrides = None) -> None:
+    """Trains a model; alone, or as one rank of `deepspeed`, `torchrun` or `srun`.
+
+    The same command resumes an interrupted run from its newest whole checkpoint. SIGTERM or SIGUSR1
+    to any rank saves and ends it with exit status 0.
+
+    Example: `deepspeed --num_accelerators 2 launch/train.py configs/run/quickstart.yaml`
+    """
+    loaded = load_config(config, overrides or [], RunConfig)
+    from leviathan.train.loop import train as run
+
+    run(loaded)
+
+
+@checkpoint_app.command("ls")
+def checkpoint_ls(run_dir: Path, as_json: AsJson = False) -> None:
+    """Lists a run's whole checkpoints, oldest first."""
+    from leviathan.checkpoint.layout import complete_checkpoints
+
+    found = {path.name: str(path) for path in complete_checkpoints(run_dir)}
+    _report(found, as_json)
+
+
+@checkpoint_app.command("verify")
+def checkpoint_verify(checkpoint: Checkpoint, as_json: AsJson = False) -> None:
+    """Checks every file of a checkpoint against its manifest; exit 2 names what is wrong."""
+    from leviathan.checkpoint.layout import resolve_checkpoint
+    from leviathan.checkpoint.manifest import verify_manifest
+
+    path = resolve_checkpoint(checkpoint)
+    _report({"checkpoint": str(path), "files": verify_manifest(path)}, as_json)
+
+
+@app.command("perplexity")
+def perplexity(
+    checkpoint: Checkpoint,
+    data: Annotated[Path, typer.Argument(help="A prepared data set.", metavar="DATA")],
+    split: Annotated[str, typer.Option(help="`val` or `train`.")] = "val",
+    batch_size: Annotated[int, typer.Option(min=1, help="Sequences at once.")] = 8,
+    as_json: AsJson = False,
+) -> None:
+    """Scores a whole split: nats per token, perplexity and bits per byte, also by subset."""
+    from leviathan.evaluate.perplexity import perplexity as run
+
+    _report(run(checkpoint, data, split=split, batch_size=batch_size), as_json)
+
+
+@app.command("frequency")
+def frequency(
+    checkpoints: Annotated[list[Path], typer.Argument(metavar="CKPT...")],
+    data: Annotated[Path, typer.Option(help="A prepared data set.")],
+    out: Annotated[Path | None, typer.Option(help="Folder for the JSON and the plot.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Validation loss by how often the target token occurs in the training split.
+
+    With several checkpoints, also their paired differences with bootstrap intervals over documents.
+    """
+    from leviathan.evaluate.frequency import frequency as run
+    from leviathan.evaluate.frequency import frequency_table
+
+    result = run(checkpoints, data, out)
+    if as_json:
+        _report(result, as_json)
+    else:
+        print(frequency_table(result))
+
+
+@app.command("eval")
+def evaluate(
+    checkpoint: Checkpoint,
+    tasks: Annotated[str, typer.Option(help="lm-eval task names, separated by commas.")],
+    task_data: Annotated[
+        Path | None, typer.Option(help="Folder with the tasks' files; then nothing is downloaded.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Samples a task, else all.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Sequences at once.")] = 8,
+    as_json: AsJson = False,
+) -> None:
+    """Runs lm-eval tasks on a checkpoint.
+
+    Example: `leviathan eval runs/a --tasks next_line --task-data corpus`
+    """
+    from leviathan.evaluate.harness import results_table, run_tasks
+
+    names = [name.strip() for name in tasks.split(",") if name.strip()]
+    result = run_tasks(checkpoint, names, task_data, limit, batch_size)
+    if as_json:
+        _report(result, as_json)
+    else:
+        print(results_table(result))
+
+
+@app.command("report")
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders; the first is the baseline.")],
+    out: Annotated[Path, typer.Option(help="Folder for report.html and report.json.")],
+    as_json: AsJson = False,
+) -> None:
+    """Compares runs on one HTML page: curves, table, loss by token frequency, costs."""
+    from leviathan.analysis.report import build_report, terminal_table
+
+    result = build_report(runs, out)
+    if as_json:
+        _report(result, as_json)
+    else:
+        print(terminal_table(result))
+
+
+@app.command("export")
+def export(
+    checkpoint: Checkpoint,
+    out: Annotated[Path, typer.Argument(help="The folder to make.")],
+    dtype: Annotated[str, typer.Option(help="fp32, bf16 or fp16.")] = "fp32",
+    verify: Annotated[
+        bool,
+        typer.Option("--verify", help="Load with transformers, compare logits."),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Writes a Hugging Face Llama folder: weights, config, fast tokenizer, model card.
+
+    The input embedding is materialised into an ordinary table, so any Llama engine serves it.
+    """
+    from leviathan.export.hf_llama import export as run
+
+    _report(run(checkpoint, out, dtype=dtype, verify=verify), as_json)
+
+
+def main() -> None:
+    """Entry of the console script: a user's error is one message and exit status 2."""
+    try:
+        app()
+    except LeviathanError as error:
+        say(f"error: {error}", style="red")
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""Validation errors in the user's terms: where, what was found, what was expected."""
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+Path = tuple[str, ...]
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    """The configuration models an annotation admits (a union of kinds has several)."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    if get_origin(annotation) is None and not get_args(annotation):
+        return []
+    return [model for part in get_args(annotation) for model in _models_in(part)]
+
+
+def _model_at(schema: type[BaseModel], path: Path, data: Any) -> type[BaseModel] | None:
+    """The model that describes the section at `path`, choosing by its `kind`."""
+    model: type[BaseModel] | None = schema
+    for key in path:
+        field = model.model_fields.get(key) if model else None
+        data = data.get(key) if isinstance(data, Mapping) else None
+        if field is None:
+            return None
+        models = _models_in(field.annotation)
+        kind = data.get("kind") if isinstance(data, Mapping) else None
+        model = next(
+            (m for m in models if "kind" not in m.model_fields or kind == _kind_of(m)),
+            models[0] if len(models) == 1 else None,
+        )
+    return model
+
+
+def _kind_of(model: type[BaseModel]) -> str | None:
+    choices = get_args(model.model_fields["kind"].annotation)
+    return choices[0] if choices else None
+
+
+def _all_keys(schema: type[BaseModel], path: Path = ()) -> Iterator[Path]:
+    for name, field in schema.model_fields.items():
+        yield (*path, name)
+        for model in _models_in(field.annotation):
+            yield from _all_keys(model, (*path, name))
+
+
+def _without_tags(loc: tuple[Any, ...], data: Any, missing: bool) -> Path:
+    """pydantic's location without the union tags it inserts (`embedding.leviathan.knots`)."""
+    path: list[str] = []
+    for index, key in enumerate(loc):
+        is_last = index == len(loc) - 1
+        tagged = isinstance(data, Mapping) and key not in data and data.get("kind") == key
+        if tagged and not (is_last and missing):
+            continue
+        path.append(str(key))
+        if isinstance(data, Mapping):
+            data = data.get(key)
+        elif isinstance(data, list) and isinstance(key, int) and key < len(data):
+            data = data[key]
+        else:
+            data = None
+    return tuple(path)
+
+
+def _nearest(word: str, choices: list[str]) -> str | None:
+    match = difflib.get_close_matches(word, choices, n=1, cutoff=0.6)
+    return match[0] if match else None
+
+
+def _unknown_key(path: Path, schema: type[BaseModel], data: Any) -> str:
+    """What to write in place of a key that does not exist here."""
+    section, key = path[:-1], path[-1]
+    model = _model_at(schema, section, data) or schema
+    siblings = list(model.model_fields)
+    if near := _nearest(key, siblings):
+        return f"unknown key; did you mean {'.'.join((*section, near))}?"
+    elsewhere = [known for known in _all_keys(schema) if known[-1] == key]
+    if not elsewhere:
+        names = {known[-1]: known for known in _all_keys(schema)}
+        near = _nearest(key, list(names))
+        elsewhere = [names[near]] if near else []
+    if elsewhere:
+        return f"unknown key; did you mean {'.'.join(elsewhere[0])}?"
+    return f"unknown key; known here: {', '.join(siblings)}"
+
+
+def _found(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def _sentence(error: Any, path: Path, schema: type[BaseModel], data: Any) -> str:
+    kind, context = error["type"], error.get("ctx", {})
+    if kind == "extra_forbidden":
+        return _unknown_key(path, schema, data)
+    if kind == "missing":
+        return "missing; this key must be given"
+    if kind == "union_tag_not_found":
+        return f"`kind` is missing; expected one of {_tags(path, schema)}"
+    if kind == "union_tag_invalid":
+        near = _nearest(str(context["tag"]), context["expected_tags"].replace("'", "").split(", "))
+        hint = f"; did you mean {near}?" if near else ""
+        return f"found kind {context['tag']!r}, expected one of {context['expected_tags']}{hint}"
+    if kind == "literal_error":
+        choices = str(context["expected"]).replace("'", "").replace(" or ", ", ").split(", ")
+        near = _nearest(str(error["input"]), choices)
+        hint = f"; did you mean {near}?" if near else ""
+        return f"found {_found(error['input'])}, expected {context['expected']}{hint}"
+    if kind in ("model_type", "model_attributes_type"):
+        return f"found {_found(error['input'])}, expected a section of `key: value` lines"
+    if kind == "value_error":
+        return str(context["error"])
+    expected = error["msg"].removeprefix("Input should be ")
+    return f"found {_found(error['input'])}, expected {expected}"
+
+
+def _tags(path: Path, schema: type[BaseModel]) -> str:
+    model = _model_at(schema, path[:-1], {})
+    field = model.model_fields.get(path[-1]) if model else None
+    kinds = [_kind_of(m) for m in _models_in(field.annotation)] if field else []
+    return ", ".join(repr(kind) for kind in kinds)
+
+
+def explain(
+    error: ValidationError,
+    data: dict[str, Any],
+    schema: type[BaseModel],
+    source: str,
+    origins: Mapping[Path, str],
+) -> str:
+    """One line per problem: `file:line: dotted.path: what was found, what was expected`."""
+    lines: list[str] = []
+    for problem in error.errors(include_url=False):
+        if problem["type"] == "default_factory_not_called":
+            continue  # the field it would be computed from has a line of its own
+        path = _without_tags(problem["loc"], data, problem["type"] == "missing")
+        if problem["type"] == "union_tag_invalid":
+            path = (*path, "kind")
+        # A missing key is blamed on the section that lacks it.
+        spot = next(
+            (origins[path[:n]] for n in range(len(path), 0, -1) if path[:n] in origins), source
+        )
+        dotted = ".".join(path) or "(top level)"
+        lines.append(f"{spot}: {dotted}: {_sentence(problem, path, schema, data)}")
+    return "\n".join(lines)

@@ -1,0 +1,58 @@
+"""What follows from (configuration, world size): how a step is cut up, and what is due when."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from leviathan.config.schema import RunConfig
+from leviathan.errors import ConfigError
+
+Event = Literal["log", "evaluate", "checkpoint"]
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """The derived side of a run; `config` stays what the user said.
+
+    Raises:
+        ConfigError: the world cannot be cut this way.
+    """
+
+    config: RunConfig
+    world_size: int
+
+    def __post_init__(self) -> None:
+        tp, batch = self.config.parallel.tp, self.config.train.global_batch_size
+        if self.world_size % tp:
+            raise ConfigError(
+                f"parallel.tp={tp} does not divide the {self.world_size} ranks that were started"
+            )
+        if batch < self.dp:
+            raise ConfigError(
+                f"train.global_batch_size={batch} sequences cannot be spread over {self.dp} "
+                f"data-parallel ranks: raise it to at least {self.dp}, or start fewer ranks"
+            )
+
+    @property
+    def dp(self) -> int:
+        """Data-parallel ranks."""
+        return self.world_size // self.config.parallel.tp
+
+    @property
+    def rows_per_rank_max(self) -> int:
+        """Most sequences any rank holds of one global batch."""
+        return -(-self.config.train.global_batch_size // self.dp)
+
+    @property
+    def micro_batches(self) -> int:
+        """Forward-backward passes a step, the same on every rank."""
+        return -(-self.rows_per_rank_max // self.config.train.micro_batch_size)
+
+    def is_due(self, event: Event, step: int) -> bool:
+        """Whether `event` follows the `step`-th finished step (counted from 1)."""
+        train = self.config.train
+        every = {
+            "log": train.log_every,
+            "evaluate": train.eval_every,
+            "checkpoint": self.config.checkpoint.every,
+        }[event]
+        return step == train.steps or (every > 0 and step % every == 0)

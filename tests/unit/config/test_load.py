@@ -1,0 +1,117 @@
+"""The strict configuration: every error at once, each saying where and what was meant."""
+
+from pathlib import Path
+
+import pytest
+
+from leviathan.config.load import dump_config, load_config, parse_config
+from leviathan.config.schema import LeviathanConfig, RunConfig, TiedConfig
+from leviathan.errors import ConfigError
+
+GOOD = """\
+run_dir: runs/x
+data: {path: some/data}
+model:
+  d_model: 64
+  n_layers: 2
+  n_heads: 4
+  vocab_size: 300
+  embedding: {kind: leviathan, d_seed: 8, knots: 5}
+train: {steps: 10, global_batch_size: 4, micro_batch_size: 2}
+optim: {lr: 1e-3}
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path):
+    def _write(text: str, name: str = "run.yaml") -> Path:
+        path = tmp_path / name
+        path.write_text(text)
+        return path
+
+    return _write
+
+
+def problems(path: Path, *overrides: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, overrides, RunConfig)
+    return str(caught.value).splitlines()
+
+
+def test_defaults_follow_from_other_fields(write):
+    config = load_config(write(GOOD), [], RunConfig)
+    assert (config.model.d_ff, config.model.n_kv_heads) == (256, 4)
+    assert config.model.padded_vocab_size == 300
+    assert config.optim.lr == 0.001  # plain YAML 1.1 would read 1e-3 as a string
+
+
+def test_resolved_yaml_round_trips(write):
+    config = load_config(write(GOOD), [], RunConfig)
+    assert parse_config(dump_config(config), RunConfig) == config
+
+
+def test_every_problem_is_reported_with_line_and_spelling(write):
+    text = GOOD.replace("n_layers", "n_layer").replace("knots: 5", "knot: 5")
+    found = problems(write(text), "optim.schedule=cosin", "trian.steps=3", "steps=7")
+    joined = "\n".join(found)
+    assert "run.yaml:5: model.n_layer: unknown key; did you mean model.n_layers?" in joined
+    assert "model.embedding.knot: unknown key; did you mean model.embedding.knots?" in joined
+    assert "command line: optim.schedule: found 'cosin'" in joined
+    assert "did you mean cosine?" in joined
+    assert "command line: trian: unknown key; did you mean train?" in joined
+    assert "command line: steps: unknown key; did you mean train.steps?" in joined
+    assert "run.yaml:3: model.n_layers: missing" in joined
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("train.steps=ten", "found 'ten', expected a valid integer"),
+        ("train.steps=0", "greater than 0"),
+        ("train=3", "expected a section"),
+        ("train.steps.more=3", "is a value (10), not a section"),
+        ("model.embedding.kind=leviatan", "did you mean leviathan?"),
+        ("model.n_heads=5", "n_heads (5) must divide d_model (64)"),
+        ("model.embedding.base=3", "less than the 300 ids"),
+        ("train.micro_batch_size=8", "more than global_batch_size (4)"),
+        ("optim.warmup_steps=10", "must be less than train.steps"),
+        ("parallel.tp=2", "parallel.tp"),
+        ("engine.zero_stage=4", "expected 0, 1, 2 or 3"),
+        ("train.steps", "write key.sub_key=value"),
+    ],
+)
+def test_bad_override(write, override, expected):
+    assert expected in "\n".join(problems(write(GOOD), override))
+
+
+def test_another_kind_drops_the_former_kinds_fields(write):
+    config = load_config(write(GOOD), ["model.embedding.kind=tied"], RunConfig)
+    assert config.model.embedding == TiedConfig()
+    again = load_config(write(GOOD), ["model.embedding.kind=leviathan"], RunConfig)
+    assert isinstance(again.model.embedding, LeviathanConfig)
+    assert again.model.embedding.d_seed == 8
+
+
+def test_extends_merges_deeply_and_is_relative_to_its_file(write, tmp_path):
+    (tmp_path / "base").mkdir()
+    write(GOOD, "base/run.yaml")
+    child = write("extends: base/run.yaml\ntrain: {steps: 20}\n", "child.yaml")
+    config = load_config(child, [], RunConfig)
+    assert (config.train.steps, config.train.global_batch_size) == (20, 4)
+
+
+def test_extends_in_a_circle_or_to_nowhere(write):
+    write("extends: b.yaml\n", "a.yaml")
+    circle = write("extends: a.yaml\n", "b.yaml")
+    assert "circle" in problems(circle)[0]
+    assert "no such configuration file" in problems(write("extends: none.yaml\n", "c.yaml"))[0]
+
+
+@pytest.mark.parametrize("text", ["a: [1", "a: 1\na: 2\n", "- 1\n- 2\n", "just words"])
+def test_broken_yaml_is_one_line(write, text):
+    (line,) = problems(write(text))
+    assert "run.yaml" in line
+
+
+def test_missing_file():
+    assert problems(Path("nowhere/run.yaml")) == ["nowhere/run.yaml: no such configuration file"]

@@ -1,0 +1,67 @@
+"""The command line's own promises: help that teaches, one message and exit 2 for wrong input."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+COMMANDS = [
+    ["prep"],
+    ["params"],
+    ["train"],
+    ["perplexity"],
+    ["frequency"],
+    ["eval"],
+    ["report"],
+    ["export"],
+    ["tokenizer", "train"],
+    ["data", "info"],
+    ["data", "verify"],
+    ["checkpoint", "ls"],
+    ["checkpoint", "verify"],
+]
+
+
+def leviathan(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "leviathan", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help(command):
+    from typer.testing import CliRunner
+
+    from leviathan.cli import app
+
+    result = CliRunner().invoke(app, [*command, "--help"])
+    assert result.exit_code == 0
+    assert "Usage" in result.output
+    assert len(result.output.splitlines()) > 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["params", "configs/model/nowhere.yaml"], "no such configuration file"),
+        (["params", "configs/model/400m.yaml", "model.d_mode=3"], "did you mean model.d_model?"),
+        (["train", "configs/run/quickstart.yaml", "train.steps=0"], "greater than 0"),
+        (["data", "info", "no/such/folder"], "no/such/folder"),
+        (["perplexity", "no/such/run", "no/such/data"], "no/such/run"),
+        (["export", "no/such/run", "out"], "no/such/run"),
+        (["report", "no/such/run", "--out", "out"], "no/such/run"),
+        (["parms"], "Did you mean 'params'?"),
+    ],
+)
+def test_wrong_input_is_one_message_and_exit_2(arguments, expected):
+    result = leviathan(*arguments)
+    assert result.returncode == 2
+    assert expected in result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+
+
+def test_json_is_the_last_line_of_standard_output():
+    result = leviathan("params", "configs/model/400m.yaml", "model.embedding.kind=tied", "--json")
+    assert result.returncode == 0
+    assert json.loads(result.stdout.splitlines()[-1])["total"] == 406_537_216
