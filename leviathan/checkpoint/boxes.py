@@ -8,7 +8,9 @@ layout that wrote it, and every rank of any other layout reads just the boxes it
 
 import math
 import pickle
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,7 +113,9 @@ class _SaveSlices(SavePlanner):
     def __init__(self, pieces: _Pieces) -> None:
         self.pieces = pieces
 
-    def set_up_planner(self, *_: Any, **__: Any) -> None:
+    def set_up_planner(
+        self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False
+    ) -> None:
         pass
 
     def create_local_plan(self) -> SavePlan:
@@ -227,12 +231,9 @@ def save_slices(slices: Iterable[Slice], directory: Path) -> None:
 
     Together the ranks' slices must cover each tensor once.
     """
-    dcp.save(
-        {},
-        storage_writer=dcp.FileSystemWriter(directory),
-        planner=_SaveSlices(_Pieces(slices)),
-        no_dist=not dist.is_initialized(),
-    )
+    writer, planner = dcp.FileSystemWriter(directory), _SaveSlices(_Pieces(slices))
+    with _quiet():
+        dcp.save({}, storage_writer=writer, planner=planner, no_dist=not dist.is_initialized())
 
 
 def stored_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
@@ -286,9 +287,15 @@ def load_slices(slices: Iterable[Slice], directory: Path, collective: bool = Tru
 
     Collective where there is a process group, unless `collective` is False.
     """
-    dcp.load(
-        {},
-        storage_reader=_Reader(directory),
-        planner=_LoadSlices(_Pieces(slices)),
-        no_dist=not (collective and dist.is_initialized()),
-    )
+    reader, planner = _Reader(directory), _LoadSlices(_Pieces(slices))
+    alone = not (collective and dist.is_initialized())
+    with _quiet():
+        dcp.load({}, storage_reader=reader, planner=planner, no_dist=alone)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """DCP warns of working without a process group, which is what one process wants."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield

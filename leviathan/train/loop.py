@@ -1,5 +1,6 @@
 """Training: one loop that reads from top to bottom."""
 
+from collections.abc import Sequence
 from datetime import timedelta
 
 from leviathan.checkpoint.save import save_checkpoint
@@ -140,7 +141,7 @@ def _note(stats: StepStats, metrics: Metrics, steps_left: int) -> str:
     return note
 
 
-def _warn_skipped(step: int, metrics: Metrics, limit: int, rows: object) -> None:
+def _warn_skipped(step: int, metrics: Metrics, limit: int, rows: Sequence[int]) -> None:
     """Says which step was skipped; ends a run that skips every step.
 
     Raises:
@@ -148,7 +149,7 @@ def _warn_skipped(step: int, metrics: Metrics, limit: int, rows: object) -> None
     """
     say(
         f"step {step:,}: loss or gradients are not finite; skipped, weights and moments unchanged "
-        f"({metrics.skipped:,} so far; rows {rows})",
+        f"({metrics.skipped:,} so far; rows {', '.join(map(str, rows[:8]))}, …)",
         style="yellow",
     )
     if metrics.skipped_in_a_row >= limit:
