@@ -216,9 +216,7 @@ class _Reader(dcp.FileSystemReader):
             with path.open("rb") as file:
                 metadata = _Unpickler(file).load()
         except FileNotFoundError:
-            raise CheckpointError(
-                f"{path.parent}: no .metadata: not a finished checkpoint"
-            ) from None
+            raise CheckpointError(f"{path.parent}: no .metadata: not a finished checkpoint") from None
         except (pickle.UnpicklingError, EOFError, AttributeError, ValueError) as error:
             raise CheckpointError(f"{path}: unreadable metadata ({error})") from error
         if not isinstance(metadata, Metadata):
@@ -250,9 +248,7 @@ def stored_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
     }
 
 
-def check_tensors(
-    directory: Path, expected: Mapping[str, tuple[int, ...]], prefix: str = ""
-) -> None:
+def check_tensors(directory: Path, expected: Mapping[str, tuple[int, ...]], prefix: str = "") -> None:
     """Sees to it that a checkpoint holds exactly the tensors of this model.
 
     Args:

@@ -44,7 +44,9 @@ def _import_deepspeed(device: torch.device) -> Any:
 class DeepSpeedEngine:
     """ZeRO 0–3 over the data-parallel ranks; fp32, or bf16 with fp32 masters."""
 
-    def __init__(self, model_factory: Callable[[], CausalLM], plan: RunPlan, mesh: Mesh) -> None:
+    def __init__(
+        self, model_factory: Callable[[], CausalLM], plan: RunPlan, mesh: Mesh
+    ) -> None:
         config = deepspeed_json(plan)
         deepspeed = _import_deepspeed(mesh.device)
         self._mesh = mesh

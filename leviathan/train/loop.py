@@ -91,9 +91,7 @@ def _run(plan: RunPlan, mesh: Mesh, info: DatasetInfo, start: Start, signal: Sto
                 with metrics.apart():
                     _save(engine, config, mesh, info, metrics, done)
             if stop and done < steps:
-                say(
-                    f"Told to stop: saved after step {done:,}; the same command goes on from there."
-                )
+                say(f"Told to stop: saved after step {done:,}; the same command goes on from there.")
                 return
     say(f"{config.run_dir}: complete after {steps:,} steps.")
 
