@@ -157,6 +157,9 @@ def write_weights(
     llama.tie_weights()
     llama.generation_config = hf.GenerationConfig(pad_token_id=end_of_text, **ends)
     llama.save_pretrained(folder)
+    readable = (folder / "config.json").stat().st_mode
+    for weights in folder.glob("*.safetensors"):
+        weights.chmod(readable)  # safetensors lets its owner alone read them
     return exported
 
 
@@ -223,7 +226,7 @@ def run_facts(
         "Optimizer": f"AdamW, β {run.optim.betas}, weight decay {run.optim.weight_decay:g}",
         "Learning rate": f"{run.optim.lr:g} peak, {run.optim.schedule}",
         "Precision": run.engine.precision,
-        "Seed": run.seed,
+        "Seed": str(run.seed),
         "Data set fingerprint": state.get("data_fingerprint"),
     }
     measured = directory.parent.parent / "evaluation" / directory.name / "perplexity.json"
@@ -274,13 +277,20 @@ def compare(
 
 
 def one_line(llama: Any, fast: Any) -> str:
-    """The first line that is not blank of what the model writes after an end of text."""
+    """The first line that is not blank of what the model writes after an end of text.
+
+    Sampled, because the likeliest text of a small model repeats itself; the same each time.
+    """
     start = torch.tensor([[fast.eos_token_id]])
-    written = llama.generate(
-        start,
-        attention_mask=torch.ones_like(start),
-        max_new_tokens=min(LINE_TOKENS, llama.config.max_position_embeddings - 1),
-        do_sample=False,
-    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        written = llama.generate(
+            start,
+            attention_mask=torch.ones_like(start),
+            max_new_tokens=min(LINE_TOKENS, llama.config.max_position_embeddings - 1),
+            do_sample=True,
+            temperature=0.8,
+            top_k=50,
+        )
     text = fast.decode(written[0], skip_special_tokens=True)
     return next((line.rstrip() for line in text.splitlines() if line.strip()), "")

@@ -63,7 +63,8 @@ def tree_product(factors: Tensor) -> Tensor:
         if factors.shape[-2] > 1:
             factors = _pairwise(factors)
     with torch.no_grad():
-        exponent = torch.where(factors == 0, 1, factors.abs()).log2().round()
+        magnitude = torch.where(factors == 0, 1, factors.abs())
+        exponent = magnitude.log2().round().clamp(-126, 126)  # powers that fp32 has
         total = exponent.sum(-2)
         low = (total / 2).round()
     factors = factors * torch.exp2(-exponent)

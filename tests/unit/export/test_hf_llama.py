@@ -88,6 +88,7 @@ def test_verified_export(make, tokenizer, tmp_path, kind):
     assert "| Training steps | 12,345 |" in card
     assert f"-{kind}\n" in card
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+    assert len({path.stat().st_mode for path in out.iterdir()}) == 1
 
 
 def test_generation_and_loss_by_transformers(make, tokenizer, tmp_path):

@@ -142,6 +142,12 @@ def test_tree_product_is_finite_where_the_product_is():
         torch.testing.assert_close(grad, 1 / order.detach(), rtol=1e-4, atol=0)
 
 
+def test_tree_product_of_a_factor_below_the_normal_numbers():
+    factors = torch.ones(16, 1)
+    factors[3], factors[8], factors[13] = 2.0**-140, 2.0**100, 2.0**50
+    assert tree_product(factors).tolist() == [2.0**10]
+
+
 def test_gradients_of_every_parameter(make_model):
     lev = shaken(make_model(d_model=8, lev={"d_seed": 4, "rank": 2}).model.embed_tokens.double())
     with torch.no_grad():
