@@ -1,0 +1,15 @@
+"""What the launchers start: one rank of `leviathan train`.
+
+deepspeed --num_accelerators 2 launch/train.py RUN.yaml [a.b=c …]
+torchrun --nproc-per-node 2 launch/train.py RUN.yaml [a.b=c …]
+"""
+
+import sys
+
+from leviathan.cli import main
+
+if __name__ == "__main__":
+    # The deepspeed launcher adds --local_rank=N; the same stands in the environment.
+    given = [a for a in sys.argv[1:] if not a.startswith(("--local_rank", "--local-rank"))]
+    sys.argv[1:] = ["train", *given]
+    main()

@@ -1,0 +1,297 @@
+"""Flat slices of parameters, written and read through DCP as boxes of the full tensor.
+
+ZeRO cuts the concatenation of all parameters into equal flat partitions, so what a rank holds of a
+parameter is a flat slice of it. A flat slice of an R × C matrix is at most three boxes (the rest of
+a row, whole rows, the beginning of a row). Written as boxes, the checkpoint knows nothing of the
+layout that wrote it, and every rank of any other layout reads just the boxes it wants.
+"""
+
+import math
+import pickle
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import (
+    LoadPlan,
+    LoadPlanner,
+    ReadItem,
+    SavePlan,
+    SavePlanner,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+
+from leviathan.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Elements `start … start + flat.numel()` of the fp32 tensor `key`, in row-major order."""
+
+    key: str
+    shape: tuple[int, ...]
+    start: int
+    flat: Tensor  # [n] contiguous fp32; a view of what the engine holds, so loading writes into it
+
+
+@dataclass(frozen=True)
+class Box:
+    """A rectangular part of a tensor and where it begins in the flat slice that it came from."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    at: int
+
+    @property
+    def chunk(self) -> ChunkStorageMetadata:
+        """The same in DCP's terms."""
+        return ChunkStorageMetadata(torch.Size(self.offsets), torch.Size(self.sizes))
+
+
+def boxes_of(shape: tuple[int, ...], start: int, count: int) -> Iterator[Box]:
+    """The boxes that tile `count` elements from `start` of a tensor, in flat order."""
+    if count == 0:
+        return
+    if len(shape) <= 1:
+        yield Box((start,) * len(shape), (count,) * len(shape), 0)
+        return
+    row = math.prod(shape[1:])
+    done = 0
+    while done < count:
+        index, inside = divmod(start + done, row)
+        whole = (count - done) // row if inside == 0 else 0
+        if whole:
+            zeros = (0,) * (len(shape) - 1)
+            yield Box((index, *zeros), (whole, *shape[1:]), done)
+            done += whole * row
+        else:
+            part = min(count - done, row - inside)
+            for box in boxes_of(shape[1:], inside, part):
+                yield Box((index, *box.offsets), (1, *box.sizes), done + box.at)
+            done += part
+
+
+class _Pieces:
+    """Slices as DCP sees them: (tensor, box) → the view of memory that holds it."""
+
+    def __init__(self, slices: Iterable[Slice]) -> None:
+        self.slices = [piece for piece in slices if piece.flat.numel()]
+        self.boxes = [
+            list(boxes_of(piece.shape, piece.start, piece.flat.numel())) for piece in self.slices
+        ]
+        self.views = {
+            (piece.key, box.offsets): piece.flat[box.at : box.at + math.prod(box.sizes)].view(
+                box.sizes
+            )
+            for piece, boxes in zip(self.slices, self.boxes, strict=True)
+            for box in boxes
+        }
+
+    def view(self, index: MetadataIndex) -> Tensor:
+        return self.views[index.fqn, tuple(index.offset or ())]
+
+
+class _SaveSlices(SavePlanner):
+    def __init__(self, pieces: _Pieces) -> None:
+        self.pieces = pieces
+
+    def set_up_planner(
+        self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False
+    ) -> None:
+        pass
+
+    def create_local_plan(self) -> SavePlan:
+        items = [
+            WriteItem(
+                index=MetadataIndex(piece.key, box.offsets),
+                type=WriteItemType.SHARD,
+                tensor_data=TensorWriteData(
+                    chunk=box.chunk,
+                    properties=TensorProperties(dtype=piece.flat.dtype),
+                    size=torch.Size(piece.shape),
+                ),
+            )
+            for piece, boxes in zip(self.pieces.slices, self.pieces.boxes, strict=True)
+            for box in boxes
+        ]
+        return SavePlan(items)
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        return create_default_global_save_plan(all_plans)
+
+    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
+        return new_plan
+
+    def resolve_data(self, write_item: WriteItem) -> Tensor:
+        return self.pieces.view(write_item.index).detach()
+
+
+class _LoadSlices(LoadPlanner):
+    def __init__(self, pieces: _Pieces) -> None:
+        self.pieces = pieces
+        self.metadata: Metadata | None = None
+
+    def set_up_planner(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, state_dict: Any, metadata: Metadata | None = None, is_coordinator: bool = False
+    ) -> None:
+        self.metadata = metadata
+
+    def create_local_plan(self) -> LoadPlan:
+        assert self.metadata is not None
+        items: list[ReadItem] = []
+        for piece, boxes in zip(self.pieces.slices, self.pieces.boxes, strict=True):
+            stored = self.metadata.state_dict_metadata[piece.key]
+            assert isinstance(stored, TensorStorageMetadata)
+            items += create_read_items_for_chunk_list(
+                piece.key, stored, [box.chunk for box in boxes]
+            )
+        return LoadPlan(items)
+
+    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
+        return global_plan
+
+    def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
+        return central_plan
+
+    def load_bytes(self, read_item: ReadItem, value: Any) -> None:
+        raise CheckpointError(f"unexpected bytes under {read_item.storage_index.fqn}")
+
+    def resolve_tensor(self, read_item: ReadItem) -> Tensor:
+        view = self.pieces.view(read_item.dest_index)
+        for dim, (offset, length) in enumerate(
+            zip(read_item.dest_offsets, read_item.lengths, strict=True)
+        ):
+            view = view.narrow(dim, offset, length)
+        return view
+
+    def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
+        pass
+
+
+class _Unpickler(pickle.Unpickler):
+    """Admits the classes that DCP's metadata consists of, and nothing else."""
+
+    ADMITTED = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
+    NAMES = frozenset(
+        {("torch", "Size"), ("torch.serialization", "_get_layout"), ("collections", "OrderedDict")}
+        | {("torch", "device"), ("pathlib", "PosixPath"), ("pathlib", "WindowsPath")}
+    )
+    CLASSES = frozenset(
+        {"Metadata", "MetadataIndex", "TensorStorageMetadata", "TensorProperties", "StorageMeta"}
+        | {"ChunkStorageMetadata", "BytesStorageMetadata", "_MEM_FORMAT_ENCODING", "_StorageInfo"}
+    )
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module in self.ADMITTED and name in self.CLASSES) or (module, name) in self.NAMES:
+            return super().find_class(module, name)
+        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
+            return getattr(torch, name)
+        raise pickle.UnpicklingError(f"{module}.{name} has no place in a checkpoint")
+
+
+class _Reader(dcp.FileSystemReader):
+    """DCP's reader, whose metadata no longer may run code."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        path = Path(str(self.path)) / ".metadata"
+        try:
+            with path.open("rb") as file:
+                metadata = _Unpickler(file).load()
+        except FileNotFoundError:
+            raise CheckpointError(f"{path.parent}: no .metadata: not a finished checkpoint") from None
+        except (pickle.UnpicklingError, EOFError, AttributeError, ValueError) as error:
+            raise CheckpointError(f"{path}: unreadable metadata ({error})") from error
+        if not isinstance(metadata, Metadata):
+            raise CheckpointError(f"{path}: not DCP metadata")
+        return metadata
+
+
+def save_slices(slices: Iterable[Slice], directory: Path) -> None:
+    """Writes what every rank holds; collective where there is a process group.
+
+    Together the ranks' slices must cover each tensor once.
+    """
+    writer, planner = dcp.FileSystemWriter(directory), _SaveSlices(_Pieces(slices))
+    with _quiet():
+        dcp.save({}, storage_writer=writer, planner=planner, no_dist=not dist.is_initialized())
+
+
+def stored_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor of a checkpoint.
+
+    Raises:
+        CheckpointError: the metadata is missing or unreadable.
+    """
+    entries = _Reader(directory).read_metadata().state_dict_metadata
+    return {
+        key: tuple(entry.size)
+        for key, entry in entries.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
+
+
+def check_tensors(directory: Path, expected: Mapping[str, tuple[int, ...]], prefix: str = "") -> None:
+    """Sees to it that a checkpoint holds exactly the tensors of this model.
+
+    Args:
+        directory: the checkpoint.
+        expected: name → shape.
+        prefix: looks only at stored names that begin so.
+
+    Raises:
+        CheckpointError: it is another model's, naming the first few tensors that differ.
+    """
+    stored = stored_shapes(directory)
+    stored = {key: shape for key, shape in stored.items() if key.startswith(prefix)}
+    differing = [
+        f"{key}: {_shape(expected.get(key))} here, {_shape(stored.get(key))} there"
+        for key in sorted({*expected, *stored})
+        if expected.get(key) != stored.get(key)
+    ]
+    if differing:
+        raise CheckpointError(
+            f"{directory}: checkpoint of another model: {len(differing)} tensors differ ("
+            + "; ".join(differing[:3])
+            + ("; …)" if len(differing) > 3 else ")")
+        )
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return "none" if shape is None else "×".join(map(str, shape)) or "scalar"
+
+
+def load_slices(slices: Iterable[Slice], directory: Path, collective: bool = True) -> None:
+    """Fills each slice's memory from a checkpoint of any layout, once `check_tensors` has passed.
+
+    Collective where there is a process group, unless `collective` is False.
+    """
+    reader, planner = _Reader(directory), _LoadSlices(_Pieces(slices))
+    alone = not (collective and dist.is_initialized())
+    with _quiet():
+        dcp.load({}, storage_reader=reader, planner=planner, no_dist=alone)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """DCP warns of working without a process group, which is what one process wants."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield

@@ -1,0 +1,86 @@
+"""One checkpoint, written so that it either exists whole or not at all."""
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from leviathan.checkpoint.layout import CHECKPOINTS, CONFIG, STATE, prune, step_dir
+from leviathan.checkpoint.manifest import file_names, fingerprint, write_json, write_manifest
+from leviathan.config.load import dump_config
+from leviathan.config.schema import RunConfig
+from leviathan.errors import CheckpointError
+from leviathan.parallel.mesh import Mesh
+
+TOKENIZER_FILES = ("tokenizer.tiktoken", "tokenizer.meta.json")
+
+
+def save_checkpoint(
+    config: RunConfig,
+    mesh: Mesh,
+    state: dict[str, Any],
+    write_tensors: Callable[[Path], None],
+) -> Path:
+    """Writes run_dir/checkpoints/step-XXXXXXXX. Collective; `state["step"]` names it.
+
+    Everything goes into a temporary folder: tensors by every rank, then state, configuration and
+    tokenizer, then the manifest, then one rename.
+
+    Args:
+        config: the run, which is copied into the checkpoint.
+        mesh: the ranks that write.
+        state: what state.json shall hold.
+        write_tensors: collective; writes this run's weights and moments into a folder.
+
+    Raises:
+        CheckpointError: the disk is full or a file cannot be written; older checkpoints stay.
+    """
+    final = step_dir(config.run_dir, state["step"])
+    draft = config.run_dir / CHECKPOINTS / f".saving-{final.name}"
+    try:
+        with mesh.together():
+            if mesh.rank == 0:
+                shutil.rmtree(draft, ignore_errors=True)
+                draft.mkdir(parents=True)
+        write_tensors(draft)
+        with mesh.together():
+            if mesh.rank == 0:
+                _write_small_files(draft, config, state)
+        with mesh.together():
+            entries = fingerprint(draft, file_names(draft)[mesh.rank :: mesh.world_size])
+        shares = mesh.gather(entries)
+        with mesh.together():
+            if mesh.rank == 0:
+                write_manifest(draft, {k: v for share in shares for k, v in sorted(share.items())})
+                _commit(draft, final)
+                prune(config.run_dir, config.checkpoint.keep_last)
+    except Exception as error:
+        if mesh.rank == 0:
+            shutil.rmtree(draft, ignore_errors=True)
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(
+            f"{final}: could not be saved ({error}); the checkpoints before it are untouched"
+        ) from error
+    return final
+
+
+def _write_small_files(draft: Path, config: RunConfig, state: dict[str, Any]) -> None:
+    write_json(draft / STATE, state)
+    (draft / CONFIG).write_text(dump_config(config))
+    for name in TOKENIZER_FILES:
+        shutil.copyfile(config.data.path / name, draft / name)
+
+
+def _commit(draft: Path, final: Path) -> None:
+    """The rename that makes a checkpoint exist."""
+    if final.exists():
+        # Only a damaged one can be in the way: a whole one of this step would have been resumed.
+        shutil.rmtree(final)
+    draft.rename(final)
+    folder = os.open(final.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

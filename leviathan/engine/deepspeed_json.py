@@ -1,0 +1,63 @@
+"""DeepSpeed's JSON: derived from the plan, with the user's further keys merged in."""
+
+import copy
+from typing import Any
+
+from leviathan.config.plan import RunPlan
+from leviathan.errors import ConfigError
+
+# Keys that would take over what the rest of the program decides: → where to say it instead.
+RESERVED = {
+    "optimizer": "optim",
+    "scheduler": "optim.schedule",
+    "fp16": "engine.precision",
+    "amp": "engine.precision",
+    "torch_autocast": "engine.precision",
+    "train_batch_size": "train.global_batch_size",
+    "tensor_parallel": "parallel.tp",
+    "managed_gradient_accumulation": "train.micro_batch_size",
+}
+
+
+def deepspeed_json(plan: RunPlan) -> dict[str, Any]:
+    """The whole DeepSpeed configuration of a run.
+
+    Raises:
+        ConfigError: a key of `engine.extra` contradicts what follows from the plan.
+    """
+    engine, optim = plan.config.engine, plan.config.optim
+    derived: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": plan.config.train.micro_batch_size,
+        "gradient_accumulation_steps": plan.micro_batches,
+        "gradient_clipping": optim.grad_clip,
+        "zero_optimization": {"stage": engine.zero_stage},
+        "zero_allow_untested_optimizer": True,  # ours is torch's AdamW with a veto
+        "communication_data_type": "fp32",
+        "bf16": {"enabled": engine.precision == "bf16"},
+    }
+    if engine.precision == "bf16" and engine.zero_stage > 0:
+        # Stage 0 has no fp32 accumulation of bf16 gradients.
+        derived["data_types"] = {"grad_accum_dtype": "fp32"}
+    for key, instead in RESERVED.items():
+        if key in engine.extra:
+            raise ConfigError(
+                f"engine.extra.{key}: this follows from the configuration; set {instead} instead"
+            )
+    merged = copy.deepcopy(derived)
+    merged["steps_per_print"] = 2**31 - 1
+    _merge(merged, engine.extra, derived, "engine.extra")
+    return merged
+
+
+def _merge(into: dict[str, Any], extra: dict[str, Any], derived: Any, path: str) -> None:
+    for key, value in extra.items():
+        fixed = derived.get(key) if isinstance(derived, dict) else None
+        if isinstance(value, dict) and isinstance(into.get(key, {}), dict):
+            _merge(into.setdefault(key, {}), value, fixed, f"{path}.{key}")
+        elif fixed is not None and fixed != value:
+            raise ConfigError(
+                f"{path}.{key}={value!r} contradicts {fixed!r}, which follows from the rest of the "
+                "configuration: change it there"
+            )
+        else:
+            into[key] = copy.deepcopy(value)

@@ -1,0 +1,110 @@
+"""What every input embedding is: token ids in, vectors out, a table on demand."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from leviathan.config.schema import ModelConfig
+
+
+@dataclass(frozen=True)
+class Normal:
+    """Initial values of a parameter: N(mean, std²). `std` 0 makes it constant."""
+
+    std: float = 0.0
+    mean: float = 0.0
+
+
+class InputEmbedding(nn.Module, ABC):
+    """Maps token ids to vectors of width `d_model`.
+
+    Attributes:
+        vocabulary: V, the number of ids with a vector: the model's padded vocabulary.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.vocabulary = config.padded_vocab_size
+
+    @staticmethod
+    @abstractmethod
+    def param_count(config: ModelConfig) -> int:
+        """Number of parameters in closed form; equal to the sum of `numel` over the module."""
+
+    @staticmethod
+    @abstractmethod
+    def multiply_adds(config: ModelConfig) -> int:
+        """Multiply-adds of the forward pass for one id."""
+
+    @abstractmethod
+    def initial(self, config: ModelConfig) -> Mapping[str, Normal]:
+        """How each of the module's own parameters is drawn, by its local name."""
+
+    def calibrate(self, config: ModelConfig) -> None:
+        """Adjusts freshly drawn parameters; must depend on their values alone."""
+
+    @abstractmethod
+    def rows(self, ids: Tensor) -> Tensor:
+        """Vectors `[N, D]` of the ids `[N]` (int64), each computed by itself."""
+
+    @property
+    def output_weight(self) -> nn.Parameter | None:
+        """The table `[V, D]` an output head is tied to, or None where the head has its own."""
+        return None
+
+    def forward(
+        self, ids: Tensor, unique_ids: Tensor | None = None, inverse: Tensor | None = None
+    ) -> Tensor:
+        """Vectors of a batch; work follows the distinct ids, not the tokens.
+
+        Args:
+            ids: `[B, T]` int64 token ids.
+            unique_ids: `[U]` the distinct ids, if the loader found them; repeats are allowed.
+            inverse: `[B, T]` int64 with `unique_ids[inverse] == ids`.
+
+        Returns:
+            `[B, T, D]` in the parameters' dtype.
+
+        Raises:
+            IndexError: an id is outside [0, V) (on CUDA a device-side assertion).
+        """
+        if unique_ids is None or inverse is None:
+            distinct, places = torch.unique(ids, return_inverse=True)
+        else:
+            distinct, places = unique_ids, inverse
+        self._check(distinct)
+        return F.embedding(places, self.rows(distinct))
+
+    @torch.no_grad()
+    def materialise(self, dtype: torch.dtype | None = None, chunk: int = 1024) -> Tensor:
+        """The whole table `[V, D]`, computed `chunk` ids at a time.
+
+        Args:
+            dtype: of the result; the parameters' own if left out.
+            chunk: ids at a time, which bounds the memory of intermediates.
+        """
+        parts = []
+        device = next(self.parameters()).device
+        for start in range(0, self.vocabulary, chunk):
+            ids = torch.arange(start, min(start + chunk, self.vocabulary), device=device)
+            part = self.rows(ids)
+            parts.append(part.to(dtype) if dtype else part)
+        return torch.cat(parts)
+
+    def _check(self, ids: Tensor) -> None:
+        """Refuses ids without a vector; without a synchronisation on CUDA."""
+        if ids.numel() == 0 or ids.device.type == "meta":
+            return
+        low, high = ids.aminmax()
+        inside = (low >= 0) & (high < self.vocabulary)
+        if ids.device.type == "cuda":
+            torch.ops.aten._assert_async.msg(inside, "a token id is outside the vocabulary")
+        elif not inside:
+            raise IndexError(
+                f"token ids span [{int(low)}, {int(high)}], outside the vocabulary "
+                f"[0, {self.vocabulary}): the data does not fit this model's vocabulary"
+            )

@@ -1,0 +1,133 @@
+"""The output head: vocabulary logits, and the cross-entropy that never holds all of them."""
+
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from leviathan.config.schema import ModelConfig
+
+IGNORE = -100  # a target that is not scored
+CHUNK_LOGITS = 2**26  # logits at a time: 256 MiB of fp32
+
+Output = Literal["loss", "scores", "logits"]
+
+
+class TokenScores(NamedTuple):
+    """What each target cost, and whether it was the likeliest token."""
+
+    nll: Tensor  # [B, T] fp32 nats; 0 where the target is ignored
+    is_greedy: Tensor  # [B, T] bool; False where the target is ignored
+
+
+class LMHead(nn.Module):
+    """A dense `[padded V, D]` classifier without bias, its own or tied to the input table.
+
+    A tied head holds the very parameter of the embedding, so that engines which gather parameters
+    module by module (ZeRO-3) find it here as well. The embedding owns it in state dicts.
+    """
+
+    def __init__(self, config: ModelConfig, tied_to: nn.Parameter | None) -> None:
+        super().__init__()
+        self.vocab_size = config.vocab_size
+        self.tied = tied_to is not None
+        shape = (config.padded_vocab_size, config.d_model)
+        self.weight = nn.Parameter(torch.empty(shape)) if tied_to is None else tied_to
+
+    def forward(
+        self, hidden: Tensor, targets: Tensor | None = None, output: Output = "loss"
+    ) -> Tensor | TokenScores:
+        """Everything goes through here, so that module hooks see every use of the weight.
+
+        Args:
+            hidden: `[B, T, D]`.
+            targets: `[B, T]` int64, `IGNORE` where not scored; not needed for "logits".
+            output: "loss": fp32 scalar, the sum of the targets' NLL in nats; "scores":
+                `TokenScores`; "logits": `[B, T, padded V]` fp32, -inf in the padding.
+        """
+        if output == "logits":
+            return self._logits(hidden)
+        assert targets is not None, "a loss needs targets"
+        flat, ids = hidden.flatten(0, -2), targets.flatten()
+        if output == "loss" and torch.is_grad_enabled():
+            return _SummedCrossEntropy.apply(flat, self.weight, ids, self.vocab_size)
+        scores = self._scores(flat, ids)
+        if output == "loss":
+            return scores.nll.sum()
+        return TokenScores(*(x.view_as(targets) for x in scores))
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return _masked_logits(hidden, self.weight, self.vocab_size)
+
+    @torch.no_grad()
+    def _scores(self, hidden: Tensor, targets: Tensor) -> TokenScores:
+        nll, greedy = [], []
+        for part in _chunks(targets.numel(), self.weight.shape[0]):
+            logits, ids = self._logits(hidden[part]), targets[part]
+            nll.append(F.cross_entropy(logits, ids, ignore_index=IGNORE, reduction="none").float())
+            greedy.append(logits.argmax(-1) == ids)
+        return TokenScores(torch.cat(nll), torch.cat(greedy))
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        if not self.tied:
+            super()._save_to_state_dict(destination, prefix, keep_vars)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        if not self.tied:
+            super()._load_from_state_dict(*args, **kwargs)
+
+
+def _masked_logits(hidden: Tensor, weight: Tensor, vocab_size: int) -> Tensor:
+    """Logits in fp32 or wider; the vocabulary's padding rows get no probability."""
+    logits = F.linear(hidden, weight)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if vocab_size < weight.shape[0]:
+        logits[..., vocab_size:] = float("-inf")
+    return logits
+
+
+def _chunks(tokens: int, vocabulary: int) -> Iterator[slice]:
+    size = max(1, CHUNK_LOGITS // vocabulary)
+    for start in range(0, tokens, size):
+        yield slice(start, min(start + size, tokens))
+
+
+class _SummedCrossEntropy(torch.autograd.Function):
+    """Σ NLL over the targets that count, its gradient formed chunk by chunk in the forward pass.
+
+    Three products of `tokens × V × D` instead of the four that recomputation would take, and never
+    more than `CHUNK_LOGITS` logits at a time.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, vocab_size: int
+    ) -> Tensor:
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        loss = torch.zeros((), dtype=wide, device=hidden.device)
+        grad_hidden = torch.empty_like(hidden)
+        grad_weight = torch.zeros_like(weight, dtype=wide)
+        for part in _chunks(targets.numel(), weight.shape[0]):
+            logits = _masked_logits(hidden[part], weight, vocab_size)
+            counts = (targets[part] != IGNORE).unsqueeze(1)
+            ids = targets[part].unsqueeze(1).clamp(min=0)
+            log_norm = logits.logsumexp(1, keepdim=True)
+            loss += ((log_norm - logits.gather(1, ids)) * counts).sum()
+            # In place: softmax minus one-hot, zero for tokens that do not count.
+            logits.sub_(log_norm).exp_()
+            logits.scatter_add_(1, ids, -torch.ones_like(log_norm)).mul_(counts)
+            slope = logits.to(weight.dtype)
+            grad_hidden[part] = slope @ weight
+            grad_weight += slope.T @ hidden[part]
+        ctx.save_for_backward(grad_hidden, grad_weight.to(weight.dtype))
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        grad_hidden, grad_weight = ctx.saved_tensors
+        grad_loss = grad_loss.to(grad_hidden.dtype)
+        return grad_hidden * grad_loss, grad_weight * grad_loss, None, None

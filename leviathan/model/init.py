@@ -1,0 +1,57 @@
+"""Weights at step 0: each parameter is a function of the seed and its own name.
+
+So they are the same for any device, world size, engine or order of construction, and an arm of a
+comparison shares every parameter that it has in common with another.
+"""
+
+import hashlib
+import math
+
+import torch
+from torch import Tensor
+
+from leviathan.config.schema import ModelConfig
+from leviathan.model.embedding import Normal
+from leviathan.model.transformer import CausalLM
+
+RESIDUAL_OUTPUTS = ("o_proj.weight", "down_proj.weight")
+
+
+def draw(name: str, shape: torch.Size, how: Normal, seed: int) -> Tensor:
+    """The initial fp32 value of the parameter `name`, on the CPU."""
+    if how.std == 0:
+        return torch.full(shape, how.mean)
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+    return torch.empty(shape).normal_(how.mean, how.std, generator=generator)
+
+
+def rules(model: CausalLM, config: ModelConfig) -> dict[str, Normal]:
+    """How each parameter of the model is drawn, by its name."""
+    embedding = {
+        f"model.embed_tokens.{name}": how
+        for name, how in model.model.embed_tokens.initial(config).items()
+    }
+    residual_std = config.init_std / math.sqrt(2 * config.n_layers)
+
+    def rule(name: str) -> Normal:
+        if name in embedding:
+            return embedding[name]
+        if name.endswith("norm.weight"):
+            return Normal(mean=1.0)
+        return Normal(residual_std if name.endswith(RESIDUAL_OUTPUTS) else config.init_std)
+
+    return {name: rule(name) for name, _ in model.named_parameters()}
+
+
+@torch.no_grad()
+def init_weights(model: CausalLM, config: ModelConfig, seed: int) -> None:
+    """Sets every parameter in place, whatever its device and dtype.
+
+    Backbone N(0, init_std²), residual outputs smaller by √(2·layers), norms one; the embedding as
+    it says itself.
+    """
+    how = rules(model, config)
+    for name, parameter in model.named_parameters():
+        parameter.copy_(draw(name, parameter.shape, how[name], seed))
+    model.model.embed_tokens.calibrate(config)

@@ -1,0 +1,70 @@
+"""AdamW, its parameter groups and the learning rate as a pure function of the step."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from leviathan.config.schema import OptimConfig
+
+
+def lr_at(optim: OptimConfig, steps: int, step: int) -> float:
+    """The learning rate of one optimizer step; no state, so a resume cannot get it wrong.
+
+    Linear warm-up that reaches the peak with step `warmup_steps - 1`, then a cosine that starts at
+    the peak and reaches `final_lr_ratio` of it with the last step; or the peak throughout.
+
+    Args:
+        optim: peak, warm-up and form.
+        steps: length of the whole run in optimizer steps.
+        step: the step about to be taken, counted from 0.
+    """
+    assert 0 <= step < steps
+    if step < optim.warmup_steps:
+        return optim.lr * (step + 1) / optim.warmup_steps
+    if optim.schedule == "constant":
+        return optim.lr
+    decay_steps = steps - optim.warmup_steps
+    progress = (step - optim.warmup_steps) / max(1, decay_steps - 1)
+    cosine = 0.5 * (1 + math.cos(math.pi * progress))
+    return optim.lr * (optim.final_lr_ratio + (1 - optim.final_lr_ratio) * cosine)
+
+
+def parameter_groups(model: nn.Module, optim: OptimConfig) -> list[dict[str, Any]]:
+    """Parameters of two or more dimensions decay, gains and biases do not.
+
+    Without weight decay there is one group: fewer groups are larger and evenly cut partitions.
+    """
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if not optim.weight_decay:
+        return [{"params": parameters, "weight_decay": 0.0}]
+    decayed = [p for p in parameters if p.ndim >= 2]
+    plain = [p for p in parameters if p.ndim < 2]
+    groups = [
+        {"params": decayed, "weight_decay": optim.weight_decay},
+        {"params": plain, "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+class GuardedAdamW(torch.optim.AdamW):
+    """torch's AdamW with a veto: while it is set, `step` touches neither weights nor moments.
+
+    An engine that bundles clipping, stepping and the clearing of gradients can so be run through
+    a step whose gradients are not finite, and come out as it went in.
+    """
+
+    veto: bool = False
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """One AdamW update, or nothing while `veto` is set."""
+        return None if self.veto else super().step(closure)
+
+
+def build_optimizer(model: nn.Module, optim: OptimConfig) -> GuardedAdamW:
+    """The one optimizer of every engine."""
+    return GuardedAdamW(
+        parameter_groups(model, optim), lr=optim.lr, betas=optim.betas, eps=optim.eps
+    )

@@ -1,0 +1,104 @@
+"""The ranks of a run, how they are arranged, and the few things they say to one another."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from leviathan.errors import ConfigError, LeviathanError
+from leviathan.parallel.launch_env import LaunchEnv
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """World = dp × tp, tp innermost. All collectives here are on small CPU values."""
+
+    rank: int
+    world_size: int
+    tp: int
+    device: torch.device
+
+    @property
+    def dp(self) -> int:
+        """Data-parallel ranks."""
+        return self.world_size // self.tp
+
+    @property
+    def dp_rank(self) -> int:
+        """This rank's place along the data-parallel axis; its tp peers share it."""
+        return self.rank // self.tp
+
+    def sum(self, *values: float) -> list[float]:
+        """Each value summed over all ranks, in float64."""
+        totals = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(totals)
+        return totals.tolist()
+
+    def any(self, flag: bool) -> bool:
+        """True on every rank as soon as it is true on one."""
+        return self.sum(float(flag))[0] > 0
+
+    def broadcast(self, value: T) -> T:
+        """Rank 0's `value`, on every rank."""
+        box = [value]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank's `value` in the order of ranks, on every rank."""
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value)
+        return values
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What fails in the body on one rank fails on all, so that nobody waits for ever.
+
+        The body must not communicate. The first rank's error is raised everywhere.
+        """
+        error: Exception | None = None
+        try:
+            yield
+        except Exception as caught:
+            error = caught
+        said = self.gather(None if error is None else (_known_kind(error), str(error)))
+        first = next((entry for entry in said if entry is not None), None)
+        if first is None:
+            return
+        kind, text = first
+        if error is not None and (kind is None or str(error) == text):
+            raise error
+        raise (kind or RuntimeError)(text)
+
+
+def _known_kind(error: Exception) -> type[LeviathanError] | None:
+    return type(error) if isinstance(error, LeviathanError) else None
+
+
+def init_mesh(env: LaunchEnv, tp: int) -> Mesh:
+    """Joins the process group and picks this rank's device.
+
+    Raises:
+        ConfigError: tp does not divide the world, or the other ranks cannot be reached.
+    """
+    if env.world_size % tp:
+        raise ConfigError(f"parallel.tp={tp} does not divide the world of {env.world_size} ranks")
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda", env.local_rank) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    if not dist.is_initialized():
+        # Gloo serves the small CPU values of this class also where gradients go through NCCL.
+        dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
+    return Mesh(env.rank, env.world_size, tp, device)
+
+
+def leave_mesh() -> None:
+    """Leaves the process group; harmless where there is none."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

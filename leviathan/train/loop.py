@@ -1,0 +1,157 @@
+"""Training: one loop that reads from top to bottom."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from leviathan.checkpoint.save import save_checkpoint
+from leviathan.config.plan import RunPlan
+from leviathan.config.schema import RunConfig
+from leviathan.console import progress_bar, say
+from leviathan.data.format import DatasetInfo
+from leviathan.data.stream import IGNORE, TrainStream, check_fits, eval_batches
+from leviathan.engine import build_engine
+from leviathan.engine.base import Engine, StepStats
+from leviathan.errors import LeviathanError
+from leviathan.model.accounting import account
+from leviathan.model.init import init_weights
+from leviathan.model.transformer import CausalLM
+from leviathan.optim import lr_at
+from leviathan.parallel.launch_env import read_launch_env, share_cores
+from leviathan.parallel.mesh import Mesh, init_mesh, leave_mesh
+from leviathan.train.metrics import Metrics
+from leviathan.train.run_dir import Start, describe, find_start, occupied
+from leviathan.train.signals import StopSignal
+
+
+def train(config: RunConfig) -> None:
+    """Trains a run to its end, or until a signal; goes on where its newest checkpoint stands.
+
+    Runs alone, or as one rank of whichever launcher started it.
+
+    Raises:
+        ConfigError, DataError, CheckpointError: the same on every rank.
+    """
+    env = read_launch_env()
+    plan = RunPlan(config, env.world_size)
+    share_cores(env)
+    mesh = init_mesh(env, config.parallel.tp)
+    try:
+        with occupied(config.run_dir, mesh), StopSignal(mesh) as signal:
+            with mesh.together():
+                info = DatasetInfo.load(config.data.path)
+                check_fits(info, config.model, config.train.global_batch_size)
+            start = find_start(config, info, mesh)
+            if start.step >= config.train.steps:
+                say(f"{config.run_dir}: complete after {start.step:,} steps, nothing to do.")
+                return
+            _run(plan, mesh, info, start, signal)
+    finally:
+        leave_mesh()
+
+
+def _run(plan: RunPlan, mesh: Mesh, info: DatasetInfo, start: Start, signal: StopSignal) -> None:
+    config, steps = plan.config, plan.config.train.steps
+    engine = build_engine(lambda: new_model(config), plan, mesh)
+    if start.checkpoint:
+        engine.load(start.checkpoint)
+        say(f"Resuming from {start.checkpoint}")
+    describe(config, mesh, start)
+    metrics = Metrics(
+        config.run_dir / "metrics.jsonl",
+        start.step,
+        start.tokens,
+        start.skipped,
+        account(config.model).flops_per_token,
+        mesh.world_size,
+        writes=mesh.rank == 0,
+    )
+    data, batch = config.data, config.train
+    stream = TrainStream(
+        data.path, config.seed, data.shuffle_window, batch.global_batch_size, batch.micro_batch_size
+    )
+    with progress_bar("train", total=steps, start=start.step) as bar:
+        for step in range(start.step, steps):
+            with metrics.waiting():
+                microbatches = stream.microbatches(step, mesh.dp_rank, mesh.dp)
+            lr = lr_at(config.optim, steps, step)
+            stats = engine.train_step(microbatches, lr)
+            metrics.add(stats)
+            done, stop = step + 1, signal.agreed()
+            bar.advance(1, _note(stats, metrics, steps - done))
+            if plan.is_due("log", done) or done == 1:
+                metrics.log(done, stats, lr)
+            if stats.skipped:
+                _warn_skipped(done, metrics, config.optim.max_skipped, stream.row_numbers(step))
+            if plan.is_due("evaluate", done):
+                with metrics.apart():
+                    loss = validation_loss(engine, config, mesh)
+                metrics.write(step=done, val_loss=loss)
+                say(f"step {done:,}: validation loss {loss:.4f}")
+            if stop or plan.is_due("checkpoint", done):
+                with metrics.apart():
+                    _save(engine, config, mesh, info, metrics, done)
+            if stop and done < steps:
+                say(f"Told to stop: saved after step {done:,}; the same command goes on from there.")
+                return
+    say(f"{config.run_dir}: complete after {steps:,} steps.")
+
+
+def new_model(config: RunConfig) -> CausalLM:
+    """The model with its weights of step 0: a function of the seed and each parameter's name."""
+    model = CausalLM(config.model)
+    init_weights(model, config.model, config.seed)
+    return model
+
+
+def validation_loss(engine: Engine, config: RunConfig, mesh: Mesh) -> float:
+    """Nats per target over the whole validation split. Collective."""
+    nll, targets = 0.0, 0
+    size = config.train.micro_batch_size
+    for batch in eval_batches(config.data.path, "val", size, mesh.dp_rank, mesh.dp):
+        nll += float(engine.score(batch).nll.double().sum())
+        targets += int((batch.targets != IGNORE).sum())
+    nll_sum, target_sum = mesh.sum(nll, targets)
+    return nll_sum / max(1, target_sum)
+
+
+def _save(
+    engine: Engine, config: RunConfig, mesh: Mesh, info: DatasetInfo, metrics: Metrics, step: int
+) -> None:
+    state = {
+        "step": step,
+        "optimizer_steps": engine.optimizer_steps,
+        "tokens": metrics.tokens,
+        "skipped": metrics.skipped,
+        "position": step * config.train.global_batch_size,
+        "seed": config.seed,
+        "data_fingerprint": info.fingerprint,
+        "world_size": mesh.world_size,
+    }
+    save_checkpoint(config, mesh, state, lambda directory: engine.save(directory).wait())
+
+
+def _note(stats: StepStats, metrics: Metrics, steps_left: int) -> str:
+    rate = metrics.tokens_per_s
+    note = f"loss {stats.loss:.4f} · {rate:,.0f} tokens/s"
+    if rate and stats.tokens:
+        left = timedelta(seconds=round(steps_left * stats.tokens / rate))
+        note += f" · {left} left"
+    return note
+
+
+def _warn_skipped(step: int, metrics: Metrics, limit: int, rows: Sequence[int]) -> None:
+    """Says which step was skipped; ends a run that skips every step.
+
+    Raises:
+        LeviathanError: `limit` steps in a row were not finite.
+    """
+    say(
+        f"step {step:,}: loss or gradients are not finite; skipped, weights and moments unchanged "
+        f"({metrics.skipped:,} so far; rows {', '.join(map(str, rows[:8]))}, …)",
+        style="yellow",
+    )
+    if metrics.skipped_in_a_row >= limit:
+        raise LeviathanError(
+            f"step {step:,}: {limit} steps in a row (optim.max_skipped) had loss or gradients that "
+            "are not finite: lower optim.lr, lengthen optim.warmup_steps, or look at the rows named"
+        )

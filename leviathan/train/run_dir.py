@@ -1,0 +1,130 @@
+"""The run folder: who works in it, which run it belongs to, and where to go on."""
+
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from leviathan.checkpoint.layout import read_state, remove_unfinished
+from leviathan.checkpoint.load import newest_whole, read_run_config
+from leviathan.checkpoint.manifest import write_json
+from leviathan.config.load import dump_config
+from leviathan.config.schema import RunConfig
+from leviathan.data.format import DatasetInfo
+from leviathan.errors import CheckpointError, ConfigError
+from leviathan.parallel.mesh import Mesh
+
+# What may change from one start of a run to the next; anything else would make it another run.
+FREE = ("run_dir", "data.path", "engine", "parallel", "checkpoint", "train.micro_batch_size")
+FREE += ("train.log_every", "train.eval_every")
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a run begins or goes on."""
+
+    step: int = 0  # finished steps
+    tokens: int = 0  # target tokens trained on so far
+    skipped: int = 0
+    checkpoint: Path | None = None
+
+
+@contextmanager
+def occupied(run_dir: Path, mesh: Mesh) -> Iterator[None]:
+    """Keeps a second run out of the folder while this one works in it; the lock dies with us.
+
+    Raises:
+        ConfigError: somebody is at work there, or the folder cannot be made.
+    """
+    lock = None
+    try:
+        with mesh.together():
+            if mesh.rank == 0:
+                try:
+                    run_dir.mkdir(parents=True, exist_ok=True)
+                    lock = (run_dir / ".lock").open("w")
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise ConfigError(
+                        f"run_dir={run_dir}: another process is training there (its ranks stand in "
+                        "run.json): wait for it, stop it, or choose another run_dir"
+                    ) from None
+                except OSError as error:
+                    raise ConfigError(f"run_dir={run_dir}: cannot be used ({error})") from None
+        yield
+    finally:
+        if lock is not None:
+            lock.close()
+
+
+def find_start(config: RunConfig, info: DatasetInfo, mesh: Mesh) -> Start:
+    """The newest whole checkpoint of this run, or its beginning. Collective.
+
+    Raises:
+        ConfigError: the folder holds a run with another configuration.
+        CheckpointError: no checkpoint is whole, or the data set is another one.
+    """
+    with mesh.together():
+        if mesh.rank == 0:
+            remove_unfinished(config.run_dir)
+    checkpoint = newest_whole(config.run_dir, mesh)
+    if checkpoint is None:
+        return Start()
+    with mesh.together():
+        _same_run(config, read_run_config(checkpoint), checkpoint)
+        state = read_state(checkpoint)
+        if state["data_fingerprint"] != info.fingerprint:
+            raise CheckpointError(
+                f"{checkpoint}: trained on another data set (fingerprint "
+                f"{state['data_fingerprint'][:12]}…) than {config.data.path} "
+                f"({info.fingerprint[:12]}…): point data.path to the former, or choose another run_dir"
+            )
+    return Start(state["step"], state["tokens"], state["skipped"], checkpoint)
+
+
+def _same_run(config: RunConfig, former: RunConfig, checkpoint: Path) -> None:
+    """Raises ConfigError naming every key that would turn this run into another one."""
+    free = FREE
+    if config.optim.schedule == former.optim.schedule == "constant":
+        free += ("train.steps",)  # no later step depends on how long the run is
+    here, there = flat(config.model_dump(mode="json")), flat(former.model_dump(mode="json"))
+    differing = [
+        f"{key}: {there.get(key)} in the run so far, {here.get(key)} now"
+        for key in [*here, *(there.keys() - here.keys())]
+        if here.get(key) != there.get(key)
+        and not any(key == name or key.startswith(name + ".") for name in free)
+    ]
+    if differing:
+        raise ConfigError(
+            f"run_dir={config.run_dir} holds a run with another configuration "
+            f"({checkpoint.name}):\n  "
+            + "\n  ".join(differing)
+            + "\nGo on with the former values, or choose another run_dir."
+        )
+
+
+def flat(tree: dict[str, Any], path: str = "") -> dict[str, Any]:
+    """Nested mappings as one: dotted key → value."""
+    leaves: dict[str, Any] = {}
+    for key, value in tree.items():
+        leaves |= flat(value, f"{path}{key}.") if isinstance(value, dict) else {path + key: value}
+    return leaves
+
+
+def describe(config: RunConfig, mesh: Mesh, start: Start) -> None:
+    """Writes config.yaml, and run.json with the ranks' process ids. Collective."""
+    ranks = mesh.gather({"pid": os.getpid(), "host": socket.gethostname()})
+    with mesh.together():
+        if mesh.rank == 0:
+            (config.run_dir / "config.yaml").write_text(dump_config(config))
+            described = {
+                "world_size": mesh.world_size,
+                "pid": [rank["pid"] for rank in ranks],
+                "host": [rank["host"] for rank in ranks],
+                "started_at_step": start.step,
+            }
+            write_json(config.run_dir / "run.json", described)

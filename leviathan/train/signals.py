@@ -1,0 +1,34 @@
+"""Being told to stop: a signal only sets a flag, the loop acts on it between two steps."""
+
+import signal
+from types import FrameType
+from typing import Any
+
+from leviathan.parallel.mesh import Mesh
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+
+
+class StopSignal:
+    """Listens for SIGTERM and SIGUSR1 while used as a context."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+        self._received = False
+        self._former: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> "StopSignal":
+        for number in SIGNALS:
+            self._former[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, former in self._former.items():
+            signal.signal(number, former)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self._received = True
+
+    def agreed(self) -> bool:
+        """True on every rank once any rank has been told to stop. Collective."""
+        return self._mesh.any(self._received)

@@ -1,0 +1,174 @@
+"""A checkpoint exists whole or not at all, and the newest whole one is found."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from leviathan.checkpoint.boxes import Slice, save_slices
+from leviathan.checkpoint.layout import (
+    complete_checkpoints,
+    prune,
+    remove_unfinished,
+    resolve_checkpoint,
+    step_dir,
+)
+from leviathan.checkpoint.load import load_model, newest_whole
+from leviathan.checkpoint.manifest import verify_manifest
+from leviathan.checkpoint.save import save_checkpoint
+from leviathan.config.schema import RunConfig
+from leviathan.errors import CheckpointError
+from leviathan.model.init import init_weights
+from leviathan.model.transformer import CausalLM
+from leviathan.parallel.launch_env import free_port, read_launch_env
+from leviathan.parallel.mesh import init_mesh, leave_mesh
+
+
+@pytest.fixture
+def mesh(monkeypatch):
+    """A world of one rank."""
+    settings = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+    settings |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    for name, value in settings.items():
+        monkeypatch.setenv(name, str(value))
+    yield init_mesh(read_launch_env(), tp=1)
+    leave_mesh()
+
+
+@pytest.fixture
+def config(tmp_path):
+    data = tmp_path / "data"
+    data.mkdir()
+    for name in ("tokenizer.tiktoken", "tokenizer.meta.json"):
+        (data / name).write_text(name)
+    model = {"d_model": 8, "n_layers": 1, "n_heads": 2, "vocab_size": 20, "seq_len": 4}
+    return RunConfig.model_validate(
+        {
+            "run_dir": str(tmp_path / "run"),
+            "data": {"path": str(data)},
+            "model": {**model, "embedding": {"kind": "tied"}},
+            "train": {"steps": 9, "global_batch_size": 2, "micro_batch_size": 1},
+            "checkpoint": {"keep_last": 2},
+        }
+    )
+
+
+def save(config, mesh, step):
+    model = CausalLM(config.model)
+    init_weights(model, config.model, seed=step)
+    slices = [
+        Slice(f"model.{name}", tuple(p.shape), 0, p.detach().view(-1))
+        for name, p in model.named_parameters()
+    ]
+    save_checkpoint(config, mesh, {"step": step}, lambda folder: save_slices(slices, folder))
+    return model
+
+
+def test_a_saved_model_is_loaded_exactly_under_every_name(config, mesh):
+    model = save(config, mesh, 3)
+    directory = step_dir(config.run_dir, 3)
+    assert verify_manifest(directory) == len(list(directory.iterdir())) - 1
+    run = config.run_dir
+    for path in (run, run / "latest", run / "checkpoints", run / "checkpoints/latest", directory):
+        assert resolve_checkpoint(path) == directory
+    loaded, run_config, state = load_model(run)
+    assert run_config == config
+    assert state["step"] == 3
+    for name, parameter in model.named_parameters():
+        assert torch.equal(loaded.get_parameter(name), parameter), name
+
+
+def test_only_the_last_are_kept(config, mesh):
+    for step in (1, 2, 3):
+        save(config, mesh, step)
+    assert [path.name for path in complete_checkpoints(config.run_dir)] == [
+        "step-00000002",
+        "step-00000003",
+    ]
+    prune(config.run_dir, 1)
+    assert not step_dir(config.run_dir, 2).exists()
+
+
+def test_a_half_written_checkpoint_does_not_exist(config, mesh):
+    save(config, mesh, 1)
+    half = step_dir(config.run_dir, 2)
+    shutil.copytree(step_dir(config.run_dir, 1), half)
+    (half / "manifest.json").unlink()
+    draft = config.run_dir / "checkpoints/.saving-step-00000003"
+    draft.mkdir()
+    assert newest_whole(config.run_dir, mesh) == step_dir(config.run_dir, 1)
+    assert resolve_checkpoint(config.run_dir) == step_dir(config.run_dir, 1)
+    with pytest.raises(CheckpointError, match="not a finished checkpoint"):
+        resolve_checkpoint(half)
+    remove_unfinished(config.run_dir)
+    assert not half.exists()
+    assert not draft.exists()
+    assert step_dir(config.run_dir, 1).exists()
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "remove", "manifest"])
+def test_a_damaged_newest_checkpoint_is_named_and_passed_over(config, mesh, damage, capfd):
+    save(config, mesh, 1)
+    save(config, mesh, 2)
+    newest = step_dir(config.run_dir, 2)
+    (tensors,) = newest.glob("*.distcp")
+    content = bytearray(tensors.read_bytes())
+    content[len(content) // 2] ^= 1
+    if damage == "flip":
+        tensors.write_bytes(content)
+    elif damage == "truncate":
+        tensors.write_bytes(content[:-1])
+    elif damage == "remove":
+        tensors.unlink()
+    else:
+        (newest / "manifest.json").write_text("{")
+    assert newest_whole(config.run_dir, mesh) == step_dir(config.run_dir, 1)
+    said = capfd.readouterr().err
+    assert str(newest) in said
+    with pytest.raises(CheckpointError, match="step-00000002"):
+        load_model(newest)
+    shutil.rmtree(step_dir(config.run_dir, 1))
+    with pytest.raises(CheckpointError, match="none of its 1 checkpoints is whole"):
+        newest_whole(config.run_dir, mesh)
+
+
+def test_a_failed_save_leaves_the_former_checkpoint_and_no_draft(config, mesh):
+    save(config, mesh, 1)
+
+    def full_disk(folder):
+        (folder / "part").write_text("some")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        save_checkpoint(config, mesh, {"step": 2}, full_disk)
+    assert [path.name for path in (config.run_dir / "checkpoints").iterdir()] == ["step-00000001"]
+    verify_manifest(step_dir(config.run_dir, 1))
+
+
+def test_a_missing_tokenizer_file_is_a_failed_save(config, mesh):
+    (config.data.path / "tokenizer.meta.json").unlink()
+    with pytest.raises(CheckpointError, match=r"tokenizer\.meta\.json"):
+        save(config, mesh, 1)
+    assert not complete_checkpoints(config.run_dir)
+
+
+def test_weights_of_another_model_are_refused(config, mesh):
+    save(config, mesh, 1)
+    directory = step_dir(config.run_dir, 1)
+    path = directory / "config.yaml"
+    path.write_text(path.read_text().replace("d_model: 8", "d_model: 16"))
+    manifest = json.loads((directory / "manifest.json").read_text())
+    del manifest["files"]["config.yaml"]
+    (directory / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match=r"another model.*embed_tokens\.weight: 20×16 here"):
+        load_model(directory)
+
+
+def test_nothing_there_is_said_plainly(tmp_path):
+    with pytest.raises(CheckpointError, match="no such folder"):
+        resolve_checkpoint(tmp_path / "nowhere")
+    with pytest.raises(CheckpointError, match="no complete checkpoint"):
+        resolve_checkpoint(tmp_path)
+    with pytest.raises(CheckpointError, match="no such checkpoint"):
+        resolve_checkpoint(tmp_path / "checkpoints/step-00000007")

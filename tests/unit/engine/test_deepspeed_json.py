@@ -1,0 +1,55 @@
+import pytest
+
+from leviathan.config.plan import RunPlan
+from leviathan.config.schema import RunConfig
+from leviathan.engine.deepspeed_json import deepspeed_json
+from leviathan.errors import ConfigError
+
+
+def plan(world_size=2, **engine):
+    model = {"d_model": 8, "n_layers": 1, "n_heads": 2, "vocab_size": 20, "seq_len": 4}
+    config = {
+        "run_dir": "run",
+        "data": {"path": "data"},
+        "model": {**model, "embedding": {"kind": "tied"}},
+        "train": {"steps": 9, "global_batch_size": 10, "micro_batch_size": 2},
+        "engine": {"kind": "deepspeed", **engine},
+    }
+    return RunPlan(RunConfig.model_validate(config), world_size)
+
+
+def test_it_follows_from_the_plan():
+    derived = deepspeed_json(plan(zero_stage=2, precision="bf16"))
+    assert derived["zero_optimization"] == {"stage": 2}
+    assert derived["gradient_accumulation_steps"] == 3  # 5 rows a rank, 2 at once
+    assert derived["bf16"] == {"enabled": True}
+    assert derived["data_types"] == {"grad_accum_dtype": "fp32"}
+
+
+def test_the_users_keys_are_merged_in():
+    extra = {
+        "zero_optimization": {"reduce_bucket_size": 1000, "stage": 1},
+        "wall_clock_breakdown": True,
+        "steps_per_print": 5,
+    }
+    merged = deepspeed_json(plan(extra=extra))
+    assert merged["zero_optimization"] == {"stage": 1, "reduce_bucket_size": 1000}
+    assert merged["wall_clock_breakdown"] is True
+    assert merged["steps_per_print"] == 5
+    assert merged["gradient_clipping"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("extra", "names"),
+    [
+        ({"zero_optimization": {"stage": 3}}, r"engine\.extra\.zero_optimization\.stage=3.*1"),
+        ({"gradient_clipping": 5.0}, r"engine\.extra\.gradient_clipping=5\.0 contradicts 1\.0"),
+        ({"bf16": {"enabled": True}}, r"engine\.extra\.bf16\.enabled"),
+        ({"bf16": True}, r"engine\.extra\.bf16=True"),
+        ({"optimizer": {"type": "Adam"}}, r"engine\.extra\.optimizer.*set optim instead"),
+        ({"train_batch_size": 4}, r"train\.global_batch_size"),
+    ],
+)
+def test_a_contradiction_names_its_key(extra, names):
+    with pytest.raises(ConfigError, match=names):
+        deepspeed_json(plan(extra=extra))

@@ -1,0 +1,84 @@
+"""Export of a checkpoint on disk: the model, its tokenizer and the run's facts come from there."""
+
+import json
+
+import pytest
+import torch
+
+from leviathan.checkpoint.boxes import Slice, save_slices
+from leviathan.checkpoint.save import save_checkpoint
+from leviathan.config.schema import RunConfig
+from leviathan.data.tokenizer import load_tokenizer
+from leviathan.errors import CheckpointError
+from leviathan.export.hf_llama import export
+from leviathan.model.init import init_weights
+from leviathan.model.transformer import CausalLM
+from leviathan.parallel.launch_env import free_port, read_launch_env
+from leviathan.parallel.mesh import init_mesh, leave_mesh
+
+
+@pytest.fixture
+def run(tmp_path, tiny_tokenizer, monkeypatch) -> RunConfig:
+    """A run with one checkpoint, written by a world of one rank."""
+    tokenizer = load_tokenizer(tiny_tokenizer)
+    tokenizer.save(tmp_path / "data")
+    shape = {"d_model": 32, "n_layers": 2, "n_heads": 4, "seq_len": 32}
+    vocabulary = {"vocab_size": tokenizer.vocab_size, "padded_vocab_size": 640}
+    lev = {"kind": "leviathan", "d_seed": 8, "heads": 2, "knots": 5, "rank": 4}
+    config = RunConfig.model_validate(
+        {
+            "run_dir": str(tmp_path / "run"),
+            "data": {"path": str(tmp_path / "data")},
+            "model": {**shape, **vocabulary, "embedding": lev},
+            "train": {"steps": 9, "global_batch_size": 2, "micro_batch_size": 1},
+        }
+    )
+    settings = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+    settings |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    for name, value in settings.items():
+        monkeypatch.setenv(name, str(value))
+    model = CausalLM(config.model)
+    init_weights(model, config.model, seed=11)
+    slices = [
+        Slice(f"model.{name}", tuple(p.shape), 0, p.detach().view(-1))
+        for name, p in model.named_parameters()
+    ]
+    mesh = init_mesh(read_launch_env(), tp=1)
+    try:
+        state = {"step": 9, "tokens": 576, "data_fingerprint": "f00d"}
+        save_checkpoint(config, mesh, state, lambda folder: save_slices(slices, folder))
+    finally:
+        leave_mesh()
+    return config
+
+
+def test_checkpoint_to_llama(run, tmp_path):
+    from safetensors.torch import load_file
+
+    measured = run.run_dir / "evaluation" / "step-00000009" / "perplexity.json"
+    measured.parent.mkdir(parents=True)
+    measured.write_text(json.dumps({"nats_per_token": 6.4321, "perplexity": 621.5}))
+    result = export(run.run_dir, tmp_path / "llama", verify=True)
+    assert result["max_abs_difference"] <= 1e-4
+
+    model = CausalLM(run.model)
+    init_weights(model, run.model, seed=11)
+    state = load_file(tmp_path / "llama" / "model.safetensors")
+    assert state["lm_head.weight"].equal(model.lm_head.weight[:601])
+    torch.testing.assert_close(
+        state["model.embed_tokens.weight"], model.model.embed_tokens.materialise()[:601]
+    )
+    card = (tmp_path / "llama" / "README.md").read_text()
+    for fact in (
+        "| Training steps | 9 |",
+        "| Training tokens | 576 |",
+        "| Data set fingerprint | f00d |",
+        "| Validation loss, nats per token | 6.4321 |",
+    ):
+        assert fact in card
+
+
+def test_no_checkpoint(tmp_path):
+    with pytest.raises(CheckpointError, match="nowhere"):
+        export(tmp_path / "nowhere", tmp_path / "out")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,59 @@
+import json
+import math
+
+from leviathan.engine.base import StepStats
+from leviathan.train.metrics import Metrics, rewind
+
+
+def metrics(path, step=0, tokens=0):
+    return Metrics(path, step, tokens, 0, flops_per_token=6.0, world_size=1, writes=True)
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_line_has_the_keys_that_scripts_rely_on(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    log = metrics(path)
+    stats = StepStats(loss=2.5, grad_norm=0.5, tokens=100, skipped=False)
+    log.add(stats)
+    log.log(1, stats, lr=0.1)
+    (line,) = lines(path)
+    assert line.keys() == {
+        *("step", "tokens", "loss", "grad_norm", "lr"),
+        *("tokens_per_s", "mfu", "data_wait_s", "skipped"),
+    }
+    assert (line["step"], line["tokens"], line["loss"]) == (1, 100, 2.5)
+    assert line["tokens_per_s"] > 0
+
+
+def test_skipped_steps_are_counted_and_their_loss_is_null(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    log = metrics(path)
+    bad = StepStats(loss=math.nan, grad_norm=math.inf, tokens=10, skipped=True)
+    good = StepStats(loss=1.0, grad_norm=1.0, tokens=10, skipped=False)
+    for stats in (bad, bad):
+        log.add(stats)
+    assert log.skipped_in_a_row == 2
+    log.log(2, bad, lr=0.1)
+    log.add(good)
+    assert (log.skipped, log.skipped_in_a_row) == (2, 0)
+    assert lines(path)[0]["loss"] is None
+    assert lines(path)[0]["skipped"] == 2
+
+
+def test_steps_done_anew_stand_there_once(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2, "val_loss": 1}\n{"step": 3}\n{"step": 4, "lo')
+    rewind(path, 2)
+    assert [line["step"] for line in lines(path)] == [1, 2]
+    rewind(path, 0)
+    assert path.read_text() == ""
+
+
+def test_only_the_first_rank_writes(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 9}\n')
+    Metrics(path, 0, 0, 0, flops_per_token=6.0, world_size=2, writes=False).write(step=1)
+    assert path.read_text() == '{"step": 9}\n'
