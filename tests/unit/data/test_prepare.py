@@ -20,7 +20,7 @@ import zstandard
 
 from leviathan.config.schema import PrepConfig
 from leviathan.data.format import DatasetInfo
-from leviathan.data.mds import OTHER_COLUMNS, Rows, RowWriter
+from leviathan.data.mds import Rows
 from leviathan.data.prepare import prepare, verify
 from leviathan.data.prepare.ledger import sole_writer
 from leviathan.data.prepare.reader import Document, read
@@ -135,30 +135,7 @@ def test_rows_name_their_documents_and_subsets(config: Callable[..., PrepConfig]
     assert document + 1 == len(of_document) == info.documents
 
 
-def test_bytes_are_those_of_the_library(tmp_path: Path) -> None:
-    """Our writer saves an import of 15 s, not a format."""
-    random = np.random.default_rng(0)
-    ours = RowWriter(tmp_path / "ours", 8, "uint32", shard_bytes=2_500)
-    columns = OTHER_COLUMNS | {"tokens": "ndarray:uint32:9"}
-    with streaming.MDSWriter(
-        columns=columns, out=str(tmp_path / "theirs"), hashes=["sha256"], size_limit=2_500
-    ) as theirs:
-        for number in range(100):
-            row = {
-                "tokens": random.integers(0, 1 << 20, 9).astype(np.uint32),
-                "n_valid": 9 - number % 3,
-                "first_document": number**4,
-                "subsets": np.arange(300 if number == 50 else 1 + number % 5, dtype=np.uint16),
-            }
-            ours.write(**row)
-            theirs.write(row)
-    ours.finish()
-    assert len(hashes(tmp_path / "ours")) > 4
-    assert hashes(tmp_path / "ours") == hashes(tmp_path / "theirs")
-    assert Rows(tmp_path / "ours")[50].subsets.tolist() == list(range(300))
-
-
-def test_the_library_reads_what_is_written(config: Callable[..., PrepConfig]) -> None:
+def test_rows_are_those_that_the_library_reads(config: Callable[..., PrepConfig]) -> None:
     wanted = config()
     prepare(wanted)
     ours = Rows(wanted.out / "train")
