@@ -56,10 +56,22 @@ def _report(result: dict[str, Any], as_json: bool) -> None:
         print(json.dumps(result, allow_nan=False))
         return
     for key, value in result.items():
-        text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else value
-        if isinstance(value, float):
-            text = f"{value:.6g}"
-        print(f"{key:>24}  {text}")
+        if isinstance(value, dict) and all(isinstance(part, dict) for part in value.values()):
+            for name, parts in value.items():
+                print(f"{key:>24}  {name}: {_plain(parts)}")
+        else:
+            print(f"{key:>24}  {_plain(value)}")
+
+
+def _plain(value: Any) -> str:
+    """A value as people read it: 1,234 and a = 1, b = 2."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key} = {_plain(part)}" for key, part in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(_plain, value))
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 @tokenizer_app.command("train")

@@ -25,6 +25,8 @@ from leviathan.console import console, say
 from leviathan.errors import LeviathanError
 
 ROOT = Path(__file__).parent.parent
+with suppress(ValueError):
+    ROOT = ROOT.relative_to(Path.cwd())  # so that the printed commands are short
 POLL_S = 0.2
 
 WHAT_IT_SHOWS = (
@@ -85,13 +87,10 @@ def start(*command: str | Path) -> subprocess.Popen[bytes]:
         head = [sys.executable] + (["-m", "leviathan"] if program == "leviathan" else [])
     else:
         head = [str(Path(sys.executable).parent / program)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *python_path()])}
+    environment = dict(os.environ)
+    if not Path("/dev/nvidiactl").exists():
+        environment.setdefault("DS_ACCELERATOR", "cpu")  # else every process warns that it is so
     return subprocess.Popen([*head, *map(str, command[1:])], env=environment)
-
-
-def python_path() -> list[str]:
-    """The user's own PYTHONPATH entries."""
-    return [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
 
 
 def finish(process: subprocess.Popen[bytes], command: Sequence[str | Path]) -> None:
@@ -165,7 +164,7 @@ class Quickstart:
         if self.shards:
             say(f"{len(self._train_shards())} shards of your own")
         script = ROOT / "data_prep" / "stdlib_corpus.py"
-        run("python", script, self.corpus, *self.size.corpus)
+        run("python", script, "--out", self.corpus, *self.size.corpus)
 
     def _train_tokenizer(self) -> None:
         if self.tokenizer.exists():
