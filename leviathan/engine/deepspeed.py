@@ -16,7 +16,7 @@ from leviathan.checkpoint.boxes import Slice, check_tensors, load_slices, save_s
 from leviathan.checkpoint.layout import read_state
 from leviathan.checkpoint.load import WEIGHTS
 from leviathan.config.plan import RunPlan
-from leviathan.data.stream import IGNORE, Batch
+from leviathan.data.stream import Batch
 from leviathan.engine import zero
 from leviathan.engine.base import ParamState, SaveHandle, StepStats
 from leviathan.engine.deepspeed_json import deepspeed_json
@@ -70,7 +70,7 @@ class DeepSpeedEngine:
         each rank's sum is scaled by dp / number.
         """
         mesh = self._mesh
-        valid = sum(int((batch.targets != IGNORE).sum()) for batch in microbatches)
+        valid = sum(batch.n_targets for batch in microbatches)
         tokens = int(mesh.sum(valid)[0]) // mesh.tp
         scale = mesh.dp / max(1, tokens)
         for group in self._adamw.param_groups:

@@ -66,11 +66,10 @@ class Mesh:
             yield
         except Exception as caught:
             error = caught
-        said = self.gather(None if error is None else (_known_kind(error), str(error)))
-        first = next((entry for entry in said if entry is not None), None)
-        if first is None:
+        if not self.any(error is not None):
             return
-        kind, text = first
+        said = self.gather(None if error is None else (_known_kind(error), str(error)))
+        kind, text = next(entry for entry in said if entry is not None)
         if error is not None and (kind is None or str(error) == text):
             raise error
         raise (kind or RuntimeError)(text)

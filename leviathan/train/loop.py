@@ -8,7 +8,7 @@ from leviathan.config.plan import RunPlan
 from leviathan.config.schema import RunConfig
 from leviathan.console import progress_bar, say
 from leviathan.data.format import DatasetInfo
-from leviathan.data.stream import IGNORE, TrainStream, check_fits, eval_batches
+from leviathan.data.stream import TrainStream, check_fits, eval_batches
 from leviathan.engine import build_engine
 from leviathan.engine.base import Engine, StepStats
 from leviathan.errors import LeviathanError
@@ -69,9 +69,10 @@ def _run(plan: RunPlan, mesh: Mesh, info: DatasetInfo, start: Start, signal: Sto
     stream = TrainStream(
         data.path, config.seed, data.shuffle_window, batch.global_batch_size, batch.micro_batch_size
     )
+    validates = "val" in info.splits and info.split("val").rows > 0
     with progress_bar("train", total=steps, start=start.step) as bar:
         for step in range(start.step, steps):
-            with metrics.waiting():
+            with metrics.waiting(), mesh.together():
                 microbatches = stream.microbatches(step, mesh.dp_rank, mesh.dp)
             lr = lr_at(config.optim, steps, step)
             stats = engine.train_step(microbatches, lr)
@@ -82,7 +83,7 @@ def _run(plan: RunPlan, mesh: Mesh, info: DatasetInfo, start: Start, signal: Sto
                 metrics.log(done, stats, lr)
             if stats.skipped:
                 _warn_skipped(done, metrics, config.optim.max_skipped, stream.row_numbers(step))
-            if plan.is_due("evaluate", done):
+            if validates and plan.is_due("evaluate", done):
                 with metrics.apart():
                     loss = validation_loss(engine, config, mesh)
                 metrics.write(step=done, val_loss=loss)
@@ -109,7 +110,7 @@ def validation_loss(engine: Engine, config: RunConfig, mesh: Mesh) -> float:
     size = config.train.micro_batch_size
     for batch in eval_batches(config.data.path, "val", size, mesh.dp_rank, mesh.dp):
         nll += float(engine.score(batch).nll.double().sum())
-        targets += int((batch.targets != IGNORE).sum())
+        targets += batch.n_targets
     nll_sum, target_sum = mesh.sum(nll, targets)
     return nll_sum / max(1, target_sum)
 
