@@ -73,9 +73,11 @@ class InputEmbedding(nn.Module, ABC):
             IndexError: an id is outside [0, V) (on CUDA a device-side assertion).
         """
         if unique_ids is None or inverse is None:
-            unique_ids, inverse = torch.unique(ids, return_inverse=True)
-        self._check(unique_ids)
-        return F.embedding(inverse, self.rows(unique_ids))
+            distinct, places = torch.unique(ids, return_inverse=True)
+        else:
+            distinct, places = unique_ids, inverse
+        self._check(distinct)
+        return F.embedding(places, self.rows(distinct))
 
     @torch.no_grad()
     def materialise(self, dtype: torch.dtype | None = None, chunk: int = 1024) -> Tensor:
@@ -100,7 +102,7 @@ class InputEmbedding(nn.Module, ABC):
         low, high = ids.aminmax()
         inside = (low >= 0) & (high < self.vocabulary)
         if ids.device.type == "cuda":
-            torch._assert_async(inside, "a token id is outside the vocabulary")
+            torch.ops.aten._assert_async.msg(inside, "a token id is outside the vocabulary")
         elif not inside:
             raise IndexError(
                 f"token ids span [{int(low)}, {int(high)}], outside the vocabulary "

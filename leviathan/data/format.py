@@ -1,0 +1,175 @@
+"""What a prepared data set looks like on disk.
+
+    dataset.json            everything below, written last: a folder without it is no data set
+    train/ val/             MDS shards of rows, each with its index.json
+    token_counts.npy        int64 [vocab_size]: how often each id occurs in the training split
+    tokenizer.tiktoken, tokenizer.meta.json
+    rejects.jsonl           quarantined lines, if there were any
+
+A split is one long stream of ids: every document's, each followed by the end-of-text id. Row i
+holds the `seq_len + 1` ids from `i * seq_len` on, so neighbours overlap by one and every id but the
+stream's first is a target exactly once. The last row is padded with end-of-text, which `n_valid`
+tells apart. Columns of a row:
+
+    tokens          uint16 or uint32 [seq_len + 1]
+    n_valid         int: how many leading ids are real; targets beyond them are padding
+    first_document  int: running number, within the split, of the document that holds the first id
+    subsets         uint16: subset number of each document in the row, in order
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from leviathan.errors import DataError
+
+FORMAT_VERSION = 1
+DATASET_FILE = "dataset.json"
+COUNTS_FILE = "token_counts.npy"
+REJECTS_FILE = "rejects.jsonl"
+WORK_FOLDER = ".prep"  # present while a preparation is unfinished
+
+
+def token_dtype(vocab_size: int) -> Literal["uint16", "uint32"]:
+    """The narrowest of the two dtypes that holds every id below `vocab_size`."""
+    return "uint16" if vocab_size <= 1 << 16 else "uint32"
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TokenizerInfo(_Record):
+    """Which tokenizer the ids are of."""
+
+    name: str
+    fingerprint: str
+    end_of_text: int
+
+
+class SplitInfo(_Record):
+    """Size of one split.
+
+    Attributes:
+        ids: length of the stream, end-of-text ids included.
+        tokens: targets, that is every id but the stream's first.
+        padded: padding ids in the last row.
+        bytes_of_text: UTF-8 bytes of the documents.
+    """
+
+    rows: int
+    ids: int
+    tokens: int
+    padded: int
+    documents: int
+    bytes_of_text: int
+
+
+class SourceInfo(_Record):
+    """One corpus file as it was read; `split` is train, val, or hash where content decided."""
+
+    path: str
+    bytes: int
+    sha256: str
+    documents: int
+    empty: int
+    rejected: int
+    split: Literal["train", "val", "hash"]
+
+
+class DatasetInfo(_Record):
+    """`dataset.json`: what a data set holds and what it was made of.
+
+    `fingerprint` covers the ids and their order, not where or how they were made; it seeds the
+    order of training. `config` leaves out what does not change a byte (`out`, `workers`).
+    """
+
+    format_version: int
+    fingerprint: str
+    vocab_size: int
+    seq_len: int
+    dtype: Literal["uint16", "uint32"]
+    tokenizer: TokenizerInfo
+    subsets: list[str]
+    splits: dict[str, SplitInfo]
+    documents: int
+    empty: int
+    duplicates: int
+    rejected: int
+    dropped_tail_tokens: int
+    sources: list[SourceInfo]
+    config: dict[str, Any]
+
+    @classmethod
+    def load(cls, directory: Path) -> "DatasetInfo":
+        """Reads `directory/dataset.json`.
+
+        Raises:
+            DataError: there is none, it is unfinished or damaged, or a newer program wrote it.
+        """
+        path = directory / DATASET_FILE
+        try:
+            content = json.loads(path.read_bytes())
+            version = content["format_version"]
+        except FileNotFoundError:
+            raise DataError(_why_missing(directory)) from None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{path} is damaged ({error}): prepare the data set again") from None
+        if version != FORMAT_VERSION:
+            raise DataError(
+                f"{path}: format version {version}, this program reads {FORMAT_VERSION}"
+            )
+        try:
+            return cls.model_validate(content)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise DataError(f"{path} is damaged ({where}: {first['msg']})") from None
+
+    def split(self, name: str) -> SplitInfo:
+        """The named split.
+
+        Raises:
+            DataError: the data set has no such split.
+        """
+        if name not in self.splits:
+            raise DataError(
+                f"the data set has no {name!r} split (it has {', '.join(self.splits)}); set "
+                "validation.paths or validation.fraction and prepare it again"
+            )
+        return self.splits[name]
+
+    def dump(self) -> bytes:
+        """The content of `dataset.json`."""
+        return (
+            json.dumps(self.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
+        ).encode()
+
+    def summary(self) -> dict[str, Any]:
+        """What `leviathan prep --json` prints; `tokens` counts every id, end-of-text included."""
+        return {
+            "documents": self.documents,
+            "rejected": self.rejected,
+            "empty": self.empty,
+            "duplicates": self.duplicates,
+            "tokens": sum(split.ids for split in self.splits.values()),
+            "rows": sum(split.rows for split in self.splits.values()),
+            "dropped_tail_tokens": self.dropped_tail_tokens,
+            "fingerprint": self.fingerprint,
+            "vocab_size": self.vocab_size,
+            "seq_len": self.seq_len,
+            "dtype": self.dtype,
+            "tokenizer": self.tokenizer.model_dump(),
+            "subsets": self.subsets,
+            "splits": {name: split.model_dump() for name, split in self.splits.items()},
+        }
+
+
+def _why_missing(directory: Path) -> str:
+    if not directory.is_dir():
+        return f"no data set at {directory}: there is no such folder (run `leviathan prep` first)"
+    if (directory / WORK_FOLDER).exists():
+        return f"the data set at {directory} is unfinished: run the same `leviathan prep` again"
+    return f"{directory} is no data set: {DATASET_FILE} is missing (run `leviathan prep` first)"

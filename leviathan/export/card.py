@@ -1,0 +1,102 @@
+"""The model card: what an exported model is, and what is known of how it came about."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from leviathan.config.schema import ModelConfig
+from leviathan.model.accounting import account
+
+EMBEDDINGS = {
+    "tied": "The input embedding is the table of the output head (tied).",
+    "leviathan": (
+        "In training the input embedding was generated from the digits of the token id (LEV of "
+        "[arXiv 2601.22040](https://arxiv.org/abs/2601.22040)). It depends on the id alone, so it "
+        "was computed once for every id and stands here as an ordinary, untied table."
+    ),
+}
+
+TEMPLATE = """\
+---
+library_name: transformers
+pipeline_tag: text-generation
+tags:
+- llama
+- leviathan
+---
+
+# {title}
+
+A decoder-only language model in the Llama architecture, exported from a native checkpoint.
+{embedding}
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")
+model = AutoModelForCausalLM.from_pretrained("path/to/this/folder")
+ids = tokenizer("<|endoftext|>", split_special_tokens=False, return_tensors="pt").input_ids
+print(tokenizer.decode(model.generate(ids, max_new_tokens=40)[0]))
+```
+
+## Facts
+
+| | |
+|---|---|
+{facts}
+
+## Use
+
+- A pretrained base model: it continues text, it was not tuned to follow instructions, and it says
+  what its training text makes likely, whether true or not.
+- Every training document ended with `<|endoftext|>` (id {end_of_text}), so a text scored or
+  generated from its beginning should be preceded by that id, once. The tokenizer adds nothing by
+  itself, and reads special strings in a text as ordinary text, as in training; pass
+  `split_special_tokens=False` to write them as ids.
+- The context is {seq_len} tokens.
+"""
+
+
+def model_card(
+    config: ModelConfig, end_of_text: int, dtype: str, exported: int, facts: Mapping[str, Any]
+) -> str:
+    """The text of README.md.
+
+    Args:
+        config: of the native model.
+        end_of_text: its id.
+        dtype: of the exported weights.
+        exported: parameters in the exported folder.
+        facts: about the training run, shown in their order.
+    """
+    counted = account(config)
+    shape = {
+        "Input embedding in training": counted.kind,
+        "Parameters in training": counted.total,
+        "… of them in the input embedding": counted.input_embedding,
+        "Parameters in this folder": exported,
+        "Weights": dtype,
+        "d_model × layers × heads": f"{config.d_model} × {config.n_layers} × {config.n_heads}",
+        "Vocabulary": config.vocab_size,
+    }
+    title = f"Leviathan-{_short(counted.total)}-{counted.kind}"
+    return TEMPLATE.format(
+        title=title,
+        embedding=EMBEDDINGS[counted.kind],
+        facts="\n".join(f"| {key} | {_show(value)} |" for key, value in {**shape, **facts}.items()),
+        end_of_text=end_of_text,
+        seq_len=config.seq_len,
+    )
+
+
+def _short(count: int) -> str:
+    """1_217_981_568 → 1.2B."""
+    for unit, size in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
+        if count >= size:
+            return f"{count / size:.{1 if count < 10 * size else 0}f}{unit}"
+    return str(count)
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return f"{value:.6g}" if isinstance(value, float) else str(value).replace("|", "\\|")

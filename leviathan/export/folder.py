@@ -1,0 +1,48 @@
+"""Output folders that exist whole or not at all."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from leviathan.errors import ConfigError
+
+MARKER = "export.json"  # tells a folder of ours, which may be replaced, from anybody else's
+
+
+@contextmanager
+def replacing(out: Path) -> Iterator[Path]:
+    """A temporary folder beside `out` that takes its place when the block ends without error.
+
+    Raises:
+        ConfigError: `out` is a file, or a folder with something else in it.
+    """
+    if out.exists():
+        if not out.is_dir():
+            raise ConfigError(f"{out} is a file: name a new folder to export to")
+        if any(out.iterdir()) and not (out / MARKER).is_file():
+            raise ConfigError(
+                f"{out} holds something that is no earlier export (it has no {MARKER}): "
+                "name a new folder, or empty this one"
+            )
+    draft = out.with_name(f".{out.name}.writing-{os.getpid()}")
+    former = out.with_name(f".{out.name}.former-{os.getpid()}")
+    try:
+        draft.mkdir(parents=True)
+        yield draft
+        if out.exists():
+            out.rename(former)
+        draft.rename(out)
+    except OSError as error:
+        raise ConfigError(f"{out}: cannot be written: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+        shutil.rmtree(former, ignore_errors=True)
+
+
+def write_marker(folder: Path, facts: Mapping[str, Any]) -> None:
+    """Writes what the export is made of as JSON."""
+    (folder / MARKER).write_text(json.dumps(facts, indent=2) + "\n")

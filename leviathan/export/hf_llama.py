@@ -1,0 +1,286 @@
+"""A native model as a Hugging Face Llama folder. The only module that imports transformers."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from leviathan.checkpoint.layout import resolve_checkpoint
+from leviathan.checkpoint.load import load_model
+from leviathan.config.schema import ModelConfig, RunConfig
+from leviathan.console import say
+from leviathan.data.tokenizer import END_OF_TEXT, Tokenizer, load_tokenizer
+from leviathan.errors import CheckpointError, ConfigError
+from leviathan.export.card import model_card
+from leviathan.export.folder import replacing, write_marker
+from leviathan.model.transformer import CausalLM
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# fp32: other kernels sum in another order. Less: the weights themselves were rounded (2⁻⁹, 2⁻¹²),
+# so the bound is relative to the largest logit, and wide enough for the sum over layers.
+FP32_TOLERANCE = 1e-4
+ROUNDED_TOLERANCE = {"bf16": 0.05, "fp16": 0.01}
+SAMPLE = (2, 64)  # rows and tokens of the batch that is compared
+LINE_TOKENS = 48
+# What a tokenizer can get wrong: cases, contractions, digits, blanks, other scripts, specials.
+SAMPLE_TEXT = (
+    "def f(x):\n    return x**2  # It's 1,234.5 of them, WE'LL see\r\n\n\t“Größe” — naïve façade, "
+    f"Москва, 東京タワー, العربية, हिन्दी, 👩‍🚀🚀   {END_OF_TEXT} end  "
+)
+
+
+def export(
+    checkpoint: Path, out: Path, dtype: str = "fp32", verify: bool = False
+) -> dict[str, Any]:
+    """Writes a native checkpoint as a Hugging Face Llama folder with tokenizer and model card.
+
+    Args:
+        checkpoint: whatever `resolve_checkpoint` takes.
+        out: folder to make; an earlier export there is replaced.
+        dtype: "fp32", "bf16" or "fp16".
+        verify: load the folder with transformers before it takes its place, compare logits and
+            tokenizer with the native ones, and let it write one line.
+
+    Returns:
+        What was written; with `verify` also `max_abs_difference`, `tolerance` and `generated`.
+
+    Raises:
+        CheckpointError: missing, damaged, or its tokenizer does not fit its model.
+        ConfigError: unknown dtype, or `out` cannot be used.
+        RuntimeError: the exported model differs from the native one; nothing is left behind.
+    """
+    directory = resolve_checkpoint(checkpoint)
+    model, run, state = load_model(directory)
+    tokenizer = load_tokenizer(directory)
+    facts = run_facts(directory, run, state, tokenizer)
+    return export_model(model, run.model, tokenizer, facts, out, dtype=dtype, verify=verify)
+
+
+def export_model(
+    model: CausalLM,
+    config: ModelConfig,
+    tokenizer: Tokenizer,
+    facts: Mapping[str, Any],
+    out: Path,
+    *,
+    dtype: str = "fp32",
+    verify: bool = False,
+) -> dict[str, Any]:
+    """As `export`, from a model in memory; `facts` go into the model card in their order."""
+    if dtype not in DTYPES:
+        raise ConfigError(f"--dtype {dtype!r}: expected one of {', '.join(DTYPES)}")
+    if tokenizer.vocab_size != config.vocab_size:
+        raise CheckpointError(
+            f"the tokenizer {tokenizer.name} has {tokenizer.vocab_size:,} ids, the model's "
+            f"vocab_size is {config.vocab_size:,}: they do not belong together"
+        )
+    out = Path(out)
+    with replacing(out) as draft:
+        exported = write_weights(model, config, tokenizer.end_of_text, draft, DTYPES[dtype])
+        write_tokenizer(tokenizer, config, draft)
+        card = model_card(config, tokenizer.end_of_text, dtype, exported, facts)
+        (draft / "README.md").write_text(card)
+        result: dict[str, Any] = {
+            "out": str(out),
+            "kind": config.embedding.kind,
+            "dtype": dtype,
+            "vocab_size": config.vocab_size,
+            "parameters": exported,
+        }
+        write_marker(draft, result | {"facts": dict(facts)})
+        if verify:
+            result |= compare(model, config, tokenizer, draft, dtype)
+    return result | {"files": len(list(out.iterdir()))}
+
+
+def quiet_transformers() -> Any:
+    """transformers without progress bars, advice, and DeepSpeed's word on the accelerator."""
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    return transformers
+
+
+# ---------------------------------------------------------------- writing
+
+
+def llama_state(model: CausalLM, config: ModelConfig, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Weights under Llama's names, the input table materialised, the padding rows cut."""
+    state = {
+        name: value
+        for name, value in model.state_dict().items()
+        if not name.startswith("model.embed_tokens.")
+    }
+    state["model.embed_tokens.weight"] = model.model.embed_tokens.materialise(dtype)
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        if name in state:
+            state[name] = state[name][: config.vocab_size]
+    return {name: value.to("cpu", dtype).contiguous() for name, value in state.items()}
+
+
+def write_weights(
+    model: CausalLM, config: ModelConfig, end_of_text: int, folder: Path, dtype: torch.dtype
+) -> int:
+    """Writes config.json, generation_config.json and safetensors; returns the parameters."""
+    hf = quiet_transformers()
+    tied = model.lm_head.tied
+    ends: dict[str, Any] = {"bos_token_id": end_of_text, "eos_token_id": end_of_text}
+    llama_config = hf.LlamaConfig(
+        vocab_size=config.vocab_size,
+        hidden_size=config.d_model,
+        intermediate_size=config.d_ff,
+        num_hidden_layers=config.n_layers,
+        num_attention_heads=config.n_heads,
+        num_key_value_heads=config.n_kv_heads,
+        head_dim=config.d_model // config.n_heads,
+        max_position_embeddings=config.seq_len,
+        rms_norm_eps=config.norm_eps,
+        rope_theta=config.rope_theta,
+        tie_word_embeddings=tied,
+        dtype=dtype,
+        **ends,
+    )
+    with torch.device("meta"):
+        llama = hf.LlamaForCausalLM(llama_config)
+    state = llama_state(model, config, dtype)
+    exported = sum(value.numel() for value in state.values())
+    if tied:
+        state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    llama.load_state_dict(state, assign=True)
+    llama.tie_weights()
+    llama.generation_config = hf.GenerationConfig(pad_token_id=end_of_text, **ends)
+    llama.save_pretrained(folder)
+    return exported
+
+
+def write_tokenizer(tokenizer: Tokenizer, config: ModelConfig, folder: Path) -> None:
+    """Writes a fast tokenizer that gives tiktoken's ids, special strings in a text included.
+
+    Ids that tiktoken leaves unused (o200k_base has nineteen) get names, because a fast tokenizer
+    numbers its special tokens without gaps.
+    """
+    from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer as FastTokenizer
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    ranks, characters = tokenizer.ranks, bytes_to_unicode()
+    names = {token: "".join(characters[byte] for byte in token) for token in ranks}
+    ordered = sorted(ranks, key=ranks.__getitem__)
+    assert ranks[ordered[-1]] == len(ranks) - 1, "ranks have gaps"
+    merges = []
+    for token in ordered:
+        # Every way to put the token together of two others, the earliest learnt first.
+        halves = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
+        known = [(left, right) for left, right in halves if left in ranks and right in ranks]
+        known.sort(key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
+        merges += [(names[left], names[right]) for left, right in known]
+
+    vocabulary = {names[token]: rank for token, rank in ranks.items()}
+    fast: Any = FastTokenizer(models.BPE(vocabulary, merges, ignore_merges=True))
+    fast.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(tokenizer.pattern), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    fast.decoder = decoders.ByteLevel()
+    special = {id: name for name, id in tokenizer.special_tokens.items()}
+    fast.add_special_tokens(
+        [
+            AddedToken(special.get(id, f"<|unused_{id}|>"), special=True, normalized=False)
+            for id in range(len(ranks), tokenizer.vocab_size)
+        ]
+    )
+    quiet_transformers().PreTrainedTokenizerFast(
+        tokenizer_object=fast,
+        bos_token=END_OF_TEXT,
+        eos_token=END_OF_TEXT,
+        pad_token=END_OF_TEXT,
+        model_max_length=config.seq_len,
+        clean_up_tokenization_spaces=False,
+        split_special_tokens=True,
+        model_input_names=["input_ids", "attention_mask"],
+    ).save_pretrained(folder)
+
+
+def run_facts(
+    directory: Path, run: RunConfig, state: Mapping[str, Any], tokenizer: Tokenizer
+) -> dict[str, Any]:
+    """What is worth telling of a run, by the names a reader sees."""
+    facts: dict[str, Any] = {
+        "Tokenizer": f"{tokenizer.name} (fingerprint {tokenizer.fingerprint[:16]})",
+        "Training steps": state.get("step"),
+        "Training tokens": state.get("tokens"),
+        "Sequences a step": run.train.global_batch_size,
+        "Context in tokens": run.model.seq_len,
+        "Optimizer": f"AdamW, β {run.optim.betas}, weight decay {run.optim.weight_decay:g}",
+        "Learning rate": f"{run.optim.lr:g} peak, {run.optim.schedule}",
+        "Precision": run.engine.precision,
+        "Seed": run.seed,
+        "Data set fingerprint": state.get("data_fingerprint"),
+    }
+    measured = directory.parent.parent / "evaluation" / directory.name / "perplexity.json"
+    if measured.is_file():
+        values = json.loads(measured.read_text())
+        facts["Validation loss, nats per token"] = values.get("nats_per_token")
+        facts["Validation perplexity"] = values.get("perplexity")
+    return {key: value for key, value in facts.items() if value is not None}
+
+
+# ---------------------------------------------------------------- verification
+
+
+@torch.no_grad()
+def compare(
+    model: CausalLM, config: ModelConfig, tokenizer: Tokenizer, folder: Path, dtype: str
+) -> dict[str, Any]:
+    """Loads an exported folder with transformers in fp32 and holds it against the native model.
+
+    Raises:
+        RuntimeError: logits or token ids differ.
+    """
+    hf = quiet_transformers()
+    fast = hf.AutoTokenizer.from_pretrained(folder)
+    ids, expected = fast(SAMPLE_TEXT, verbose=False).input_ids, tokenizer.encode(SAMPLE_TEXT)
+    if ids != expected or fast.decode(ids) != SAMPLE_TEXT or len(fast) != config.vocab_size:
+        raise RuntimeError(f"the exported tokenizer differs from {tokenizer.name}: {ids}")
+
+    llama = hf.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    rows, length = SAMPLE[0], min(SAMPLE[1], config.seq_len)
+    sample = torch.linspace(0, config.vocab_size - 1, rows * length).long().view(length, rows).T
+    native = model.logits(sample)[..., : config.vocab_size].float()
+    difference = float((native - llama(sample).logits).abs().max())
+    tolerance = FP32_TOLERANCE
+    if dtype != "fp32":
+        tolerance = ROUNDED_TOLERANCE[dtype] * float(native.abs().max())
+    if not difference <= tolerance:
+        raise RuntimeError(
+            f"the exported model's logits differ from the native ones by {difference:.3g}, "
+            f"more than {tolerance:.3g}; nothing was written"
+        )
+    say(f"Logits agree with transformers' to {difference:.2g} (allowed {tolerance:.2g})")
+    return {
+        "max_abs_difference": difference,
+        "tolerance": tolerance,
+        "generated": one_line(llama, fast),
+    }
+
+
+def one_line(llama: Any, fast: Any) -> str:
+    """The first line that is not blank of what the model writes after an end of text."""
+    start = torch.tensor([[fast.eos_token_id]])
+    written = llama.generate(
+        start,
+        attention_mask=torch.ones_like(start),
+        max_new_tokens=min(LINE_TOKENS, llama.config.max_position_embeddings - 1),
+        do_sample=False,
+    )
+    text = fast.decode(written[0], skip_special_tokens=True)
+    return next((line.rstrip() for line in text.splitlines() if line.strip()), "")

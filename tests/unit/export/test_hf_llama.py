@@ -1,0 +1,207 @@
+"""Export: what transformers makes of the folder is what the native model is."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from leviathan.config.schema import ModelConfig
+from leviathan.data.tokenizer import END_OF_TEXT, Tokenizer, load_tokenizer
+from leviathan.errors import CheckpointError, ConfigError
+from leviathan.export.folder import MARKER, replacing
+from leviathan.export.hf_llama import SAMPLE_TEXT, export_model
+from leviathan.model.init import init_weights
+from leviathan.model.transformer import CausalLM
+
+TEXTS = [
+    SAMPLE_TEXT,
+    "",
+    " ",
+    "\n\n\n  \t x",
+    "class Füße(dict):\r\n\tdef __init__(self): pass  # 12345678 \x00\x7f",
+    f"{END_OF_TEXT}{END_OF_TEXT} a literal {END_OF_TEXT}",
+    "ÀÉÎ ﬁne 한국어 ไทย ქართული עברית فارسی မြန်မာ አማርኛ ελληνικά 简体 繁體 🇫🇷🏳️‍🌈",
+    "I'll we've THEY'RE don'T 'sup",
+    "a" * 300 + " " * 300,
+]
+LEV = {"kind": "leviathan", "d_seed": 8, "heads": 2, "knots": 5, "rank": 4}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory) -> Tokenizer:
+    """256 bytes and a few merges, in tiktoken's rank format."""
+    import base64
+
+    merges = [b" t", b"he", b" the", b"in", b"er", b"def", b"self", b"  ", b"    ", "é".encode()]
+    merges += [b"de", b"se", b"lf", b"12", b"123", "東".encode()[:2], "東".encode()]
+    tokens = [bytes([byte]) for byte in range(256)] + sorted(merges, key=len)
+    path = tmp_path_factory.mktemp("tokenizer") / "small.tiktoken"
+    path.write_bytes(
+        b"".join(b"%s %d\n" % (base64.b64encode(token), i) for i, token in enumerate(tokens))
+    )
+    return load_tokenizer(path)
+
+
+@pytest.fixture
+def make(tokenizer):
+    """A model on the small tokenizer, with rows of padding."""
+
+    def build(kind: str = "leviathan", **fields) -> tuple[CausalLM, ModelConfig]:
+        config = ModelConfig.model_validate(
+            {"d_model": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "seq_len": 24}
+            | {"vocab_size": tokenizer.vocab_size, "padded_vocab_size": 320}
+            | {"embedding": LEV if kind == "leviathan" else {"kind": kind}, "init_std": 0.2}
+            | fields
+        )
+        model = CausalLM(config)
+        init_weights(model, config, seed=3)
+        return model, config
+
+    return build
+
+
+@pytest.mark.parametrize("kind", ["tied", "leviathan"])
+def test_verified_export(make, tokenizer, tmp_path, kind):
+    from safetensors.torch import load_file
+
+    model, config = make(kind, rope_theta=5000.0, norm_eps=1e-4)
+    facts = {"Training steps": 12_345, "Data set fingerprint": "abc"}
+    result = export_model(model, config, tokenizer, facts, tmp_path / "out", verify=True)
+    assert result["max_abs_difference"] <= 1e-4
+    assert isinstance(result["generated"], str)
+    json.dumps(result)
+
+    out = tmp_path / "out"
+    state = load_file(out / "model.safetensors")
+    assert state["model.embed_tokens.weight"].shape == (tokenizer.vocab_size, 32)
+    assert ("lm_head.weight" in state) == (kind == "leviathan")
+    assert sum(value.numel() for value in state.values()) == result["parameters"]
+    settings = json.loads((out / "config.json").read_text())
+    assert settings["architectures"] == ["LlamaForCausalLM"]
+    assert settings["tie_word_embeddings"] == (kind == "tied")
+    assert settings["vocab_size"] == tokenizer.vocab_size
+    assert settings["rope_theta"] == 5000.0
+    generation = json.loads((out / "generation_config.json").read_text())
+    assert generation["eos_token_id"] == tokenizer.end_of_text
+    card = (out / "README.md").read_text()
+    assert "| Training steps | 12,345 |" in card
+    assert f"-{kind}\n" in card
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+
+
+def test_generation_and_loss_by_transformers(make, tokenizer, tmp_path):
+    """Auto classes alone; greedy continuation and loss as the native model has them."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model, config = make()
+    export_model(model, config, tokenizer, {}, tmp_path / "out")
+    llama = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    fast = AutoTokenizer.from_pretrained(tmp_path / "out")
+    ids = fast("def the self", return_tensors="pt").input_ids
+    native = ids
+    for _ in range(8):
+        native = torch.cat([native, model.logits(native)[:, -1:].argmax(-1)], dim=1)
+    written = llama.generate(ids, max_new_tokens=8, do_sample=False)
+    assert written.tolist() == native[:, : written.shape[1]].tolist()
+    with torch.no_grad():
+        theirs = llama(native, labels=native).loss * (native.shape[1] - 1)
+    torch.testing.assert_close(model(native[:, :-1], native[:, 1:]), theirs)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_half_precision(make, tokenizer, tmp_path, dtype):
+    from safetensors.torch import load_file
+
+    model, config = make()
+    result = export_model(model, config, tokenizer, {}, tmp_path, dtype=dtype, verify=True)
+    wanted = {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
+    state = load_file(tmp_path / "model.safetensors")
+    assert {value.dtype for value in state.values()} == {wanted}
+    table = model.model.embed_tokens.materialise()[: tokenizer.vocab_size]
+    assert state["model.embed_tokens.weight"].equal(table.to(wanted))
+    assert result["max_abs_difference"] > 1e-4
+
+
+def assert_same_ids(folder: Path, tokenizer: Tokenizer) -> None:
+    from transformers import AutoTokenizer
+
+    fast = AutoTokenizer.from_pretrained(folder)
+    assert fast.is_fast
+    assert len(fast) == tokenizer.vocab_size
+    assert fast.eos_token_id == fast.convert_tokens_to_ids(END_OF_TEXT) == tokenizer.end_of_text
+    for text in TEXTS:
+        ids = tokenizer.encode(text)
+        assert fast(text).input_ids == ids
+        assert fast.decode(ids) == text
+    assert fast(TEXTS).input_ids == [tokenizer.encode(text) for text in TEXTS]
+    special = fast(f"a{END_OF_TEXT}", split_special_tokens=False).input_ids
+    assert special == [*tokenizer.encode("a"), tokenizer.end_of_text]
+
+
+def test_fast_tokenizer_equals_tiktoken(make, tokenizer, tmp_path):
+    model, config = make()
+    export_model(model, config, tokenizer, {}, tmp_path)
+    assert_same_ids(tmp_path, tokenizer)
+
+
+def test_fast_tokenizer_of_o200k(make, shared, tmp_path, monkeypatch):
+    """Real ranks, with gaps among the special ids; ids of the shared corpus too."""
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(shared / "data" / "tiktoken_cache"))
+    tokenizer = load_tokenizer("o200k_base")
+    model, config = make("tied", vocab_size=200_019, padded_vocab_size=200_376, d_model=8)
+    export_model(model, config, tokenizer, {}, tmp_path / "out", verify=True)
+    assert_same_ids(tmp_path / "out", tokenizer)
+
+
+def test_nothing_is_left_after_a_failure(make, tokenizer, tmp_path, monkeypatch):
+    model, config = make()
+    right = model.logits
+
+    monkeypatch.setattr(model, "logits", lambda ids: right(ids) + 1e-3)
+    with pytest.raises(RuntimeError, match="differ"):
+        export_model(model, config, tokenizer, {}, tmp_path / "out", verify=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_earlier_export_is_replaced_and_nothing_else(make, tokenizer, tmp_path):
+    model, config = make("tied")
+    out = tmp_path / "out"
+    export_model(model, config, tokenizer, {}, out)
+    (out / "stale").write_text("from the first export")
+    export_model(model, config, tokenizer, {}, out)
+    assert not (out / "stale").exists()
+
+    (out / MARKER).unlink()
+    before = sorted(out.iterdir())
+    with pytest.raises(ConfigError, match="no earlier export"):
+        export_model(model, config, tokenizer, {}, out)
+    assert sorted(out.iterdir()) == before
+    with pytest.raises(ConfigError, match="is a file"):
+        export_model(model, config, tokenizer, {}, out / "README.md")
+
+
+def test_wrong_arguments(make, tokenizer, tmp_path):
+    model, config = make("tied")
+    with pytest.raises(ConfigError, match=r"'float8'.*fp32, bf16, fp16"):
+        export_model(model, config, tokenizer, {}, tmp_path / "out", dtype="float8")
+    model, config = make("tied", vocab_size=tokenizer.vocab_size + 1)
+    with pytest.raises(CheckpointError, match="do not belong together"):
+        export_model(model, config, tokenizer, {}, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_replacing_keeps_the_old_folder_when_the_new_one_fails(tmp_path):
+    out = tmp_path / "out"
+    with replacing(out) as draft:
+        (draft / MARKER).write_text("first")
+
+    def fail():
+        with replacing(out) as draft:
+            (draft / MARKER).write_text("second")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert (out / MARKER).read_text() == "first"
+    assert list(tmp_path.iterdir()) == [out]

@@ -1,0 +1,241 @@
+"""LEV against a literal, slow reading of its definition."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from leviathan.model.embedding import build_embedding
+from leviathan.model.embedding.leviathan import (
+    LeviathanEmbedding,
+    digits_of,
+    spline_basis,
+    tree_product,
+)
+
+FP32_TOLERANCE = 2e-5  # relative; some 20 roundings of 6e-8 around products of 8 factors
+
+
+def slow_basis(x: float, knots: int) -> list[float]:
+    values = []
+    for j in range(knots):
+        u = abs(x - j / (knots - 1)) * (knots - 1)
+        values.append(0.75 - u**2 if u < 0.5 else 0.5 * (1.5 - u) ** 2 if u < 1.5 else 0.0)
+    return [value / sum(values) for value in values]
+
+
+def slow_row(token: int, lev: LeviathanEmbedding, outside: bool) -> list[float]:
+    """E of one id, in Python floats, step by step as the paper has it."""
+    p = {name: value.detach().double().numpy() for name, value in lev.named_parameters()}
+    (k, b, d), (h, _, knots, r) = p["codebooks"].shape, p["spline_delta"].shape
+    digits = [token // b ** (k - 1 - place) % b for place in range(k)]
+    seed = sum(p["codebooks"][place][digit] for place, digit in enumerate(digits))
+    row = np.zeros(p["out_weight"].shape[2])
+    for head in range(h):
+        mixed = p["latent_weight"][head] @ seed + p["latent_bias"][head]
+        mixed = mixed if outside else mixed / 2
+        normal = (mixed - mixed.mean()) / math.sqrt(mixed.var() + 1e-5)
+        normal = normal * p["norm_weight"][head] + p["norm_bias"][head]
+        latent = 1 / (1 + np.exp(-(normal / 2 if outside else normal)))
+        for rho in range(r):
+            mode = 1.0
+            for s in range(d):
+                basis = slow_basis(latent[s], knots)
+                mode *= sum(
+                    basis[j] * (1 + p["spline_delta"][head, s, j, rho]) for j in range(knots)
+                )
+            row += p["out_weight"][head, rho] * mode
+    return list(row)
+
+
+def shaken(lev: LeviathanEmbedding) -> LeviathanEmbedding:
+    """Moves every parameter off its initial value, so that none is without effect."""
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in lev.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return lev
+
+
+@pytest.mark.parametrize("scale", ["outside", "inside"])
+def test_rows_equal_the_slow_formula(make_model, scale):
+    lev = shaken(make_model(lev={"latent_scale": scale}).model.embed_tokens)
+    ids = torch.tensor([0, 1, 24, 25, 89, 95])
+    slow = torch.tensor([slow_row(int(i), lev, scale == "outside") for i in ids])
+    fast = lev.double()(ids[None])[0]
+    torch.testing.assert_close(fast, slow.double(), rtol=1e-11, atol=1e-12)
+
+
+def test_fp32_rows_are_near_the_slow_formula(make_model):
+    lev = make_model().model.embed_tokens
+    slow = torch.tensor([slow_row(int(i), lev, True) for i in (0, 50, 95)])
+    fast = lev(torch.tensor([[0, 50, 95]]))[0].double()
+    torch.testing.assert_close(fast, slow, rtol=FP32_TOLERANCE, atol=FP32_TOLERANCE * 0.02)
+
+
+def test_digits_are_most_significant_first_and_tell_all_ids_apart():
+    digits = digits_of(torch.arange(200_376), 59, 3)
+    assert digits[0].tolist() == [0, 0, 0]
+    assert digits[1].tolist() == [0, 0, 1]
+    assert digits[200_375].tolist() == [200_375 // 59**2, 200_375 // 59 % 59, 200_375 % 59]
+    assert int(digits.max()) == 58
+    assert (digits @ torch.tensor([59**2, 59, 1])).equal(torch.arange(200_376))
+
+
+@pytest.mark.parametrize("knots", [2, 3, 5, 16])
+def test_splines_at_borders_and_between(knots):
+    step = 1 / (knots - 1)
+    x = torch.tensor([0, step / 2, step, 0.5, 0.777, 1 - step / 2, 1], dtype=torch.float64)
+    basis = spline_basis(x, knots)
+    slow = torch.tensor([slow_basis(float(value), knots) for value in x], dtype=torch.float64)
+    torch.testing.assert_close(basis, slow, rtol=1e-13, atol=1e-13)
+    torch.testing.assert_close(basis.sum(-1), torch.ones_like(x))
+    assert int((basis > 0).sum(-1).max()) <= 3
+    assert bool((basis >= 0).all())
+
+
+def test_spline_values_by_hand():
+    basis = spline_basis(torch.tensor([0.0, 0.125, 0.25, 1.0], dtype=torch.float64), 5)
+    expected = [
+        [6 / 7, 1 / 7, 0, 0, 0],  # at a border one neighbour is missing: ¾ and ⅛ over their sum
+        [1 / 2, 1 / 2, 0, 0, 0],  # ½/(κ-1): half-way, u = ½ from two knots and 3/2 from the third
+        [1 / 8, 3 / 4, 1 / 8, 0, 0],
+        [0, 0, 0, 1 / 7, 6 / 7],
+    ]
+    torch.testing.assert_close(basis, torch.tensor(expected, dtype=torch.float64))
+
+
+def test_spline_gradient_is_that_of_finite_differences():
+    x = torch.tensor([0.01, 0.1, 0.3, 0.5, 0.62, 0.99], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda v: spline_basis(v, 5), (x,))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 8, 13, 128])
+def test_tree_product_equals_prod(count):
+    generator = torch.Generator().manual_seed(count)
+    factors = 1 + 0.3 * torch.randn(5, count, 3, generator=generator, dtype=torch.float64)
+    torch.testing.assert_close(tree_product(factors), factors.prod(-2), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("zeros", [[], [0], [6], [2, 5], [0, 1, 2, 3, 4, 5, 6]])
+def test_tree_product_gradient_with_zero_factors(zeros):
+    factors = torch.linspace(-1.5, 1.7, 7, dtype=torch.float64).repeat(2, 1).unsqueeze(-1)
+    factors[0, zeros] = 0
+    factors.requires_grad_()
+    (grad,) = torch.autograd.grad(tree_product(factors).sum(), factors)
+    for row in range(2):
+        for s in range(7):
+            others = torch.cat([factors[row, :s], factors[row, s + 1 :]])
+            torch.testing.assert_close(grad[row, s], others.detach().prod(0), rtol=1e-12, atol=0)
+    assert torch.autograd.gradcheck(tree_product, (factors,))
+
+
+def test_tree_product_is_finite_where_the_product_is():
+    """64 factors of 100 and 64 of 1/100: fp32 has no room for 1e128 on the way to 1."""
+    factors = torch.cat([torch.full((64, 1), 100.0), torch.full((64, 1), 0.01)])
+    for order in (factors, factors.flip(0), factors[torch.randperm(128)]):
+        order = order.clone().requires_grad_()
+        product = tree_product(order)
+        torch.testing.assert_close(product, torch.ones(1), rtol=1e-4, atol=0)
+        (grad,) = torch.autograd.grad(product.sum(), order)
+        torch.testing.assert_close(grad, 1 / order.detach(), rtol=1e-4, atol=0)
+
+
+def test_gradients_of_every_parameter(make_model):
+    lev = shaken(make_model(d_model=8, lev={"d_seed": 4, "rank": 2}).model.embed_tokens.double())
+    with torch.no_grad():
+        # ΣB = 1, so Δ = -1 at every knot of one dimension makes its factor exactly zero.
+        lev.spline_delta[0, 1] = -1
+        lev.spline_delta[0, 3, :, 0] = -1
+    names, values = zip(*lev.named_parameters(), strict=True)
+    ids = torch.tensor([[0, 17, 17, 95]])
+
+    def embed(*parameters):
+        return torch.func.functional_call(lev, dict(zip(names, parameters, strict=True)), (ids,))
+
+    assert torch.autograd.gradcheck(embed, values)
+
+
+@pytest.mark.parametrize("kind", ["tied", "leviathan"])
+@pytest.mark.parametrize("wrong", [-1, 96, 124, 10**9])
+def test_id_outside_the_vocabulary_is_an_error(make_model, kind, wrong):
+    """96 … 124 have digits (5³ = 125) and must not slip through for that."""
+    embedding = make_model(kind).model.embed_tokens
+    with pytest.raises(IndexError, match=r"outside the vocabulary \[0, 96\)"):
+        embedding(torch.tensor([[0, wrong]]))
+
+
+@pytest.mark.parametrize("kind", ["tied", "leviathan"])
+def test_unique_ids_of_the_loader_change_nothing(make_model, kind):
+    embedding = make_model(kind).model.embed_tokens
+    ids = torch.tensor([[3, 95, 3], [0, 3, 95]])
+    padded = torch.tensor([0, 3, 95, 95, 95])
+    inverse = torch.searchsorted(padded, ids)
+    expected = embedding(ids)
+    assert expected.shape == (2, 3, 32)
+    torch.testing.assert_close(embedding(ids, padded, inverse), expected)
+    loss = embedding(ids, padded, inverse).square().sum()
+    grads = torch.autograd.grad(loss, list(embedding.parameters()))
+    plain = torch.autograd.grad(embedding(ids).square().sum(), list(embedding.parameters()))
+    for ours, theirs in zip(grads, plain, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("kind", ["tied", "leviathan"])
+def test_materialise_is_forward_of_every_id(make_model, kind):
+    embedding = make_model(kind).model.embed_tokens
+    table = embedding.materialise(chunk=7)
+    torch.testing.assert_close(table, embedding(torch.arange(96)[None])[0])
+    assert not table.requires_grad
+    assert embedding.materialise(torch.bfloat16).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("wanted", [0.02, 0.5])
+def test_embedding_init_std_is_met(make_model, wanted):
+    table = make_model(lev={"embedding_init_std": wanted}).model.embed_tokens.materialise()
+    assert float(table.std()) == pytest.approx(wanted, rel=0.01)
+
+
+def test_embedding_init_std_null_leaves_the_published_values(make_model):
+    lev = make_model(lev={"embedding_init_std": None}).model.embed_tokens
+    assert lev.out_weight.std().item() == pytest.approx(0.02 / math.sqrt(2), rel=0.2)
+    scaled = make_model().model.embed_tokens
+    ratio = scaled.out_weight / lev.out_weight
+    torch.testing.assert_close(ratio, ratio.mean().expand_as(ratio))
+    assert scaled.codebooks.equal(lev.codebooks)
+
+
+def test_init_of_the_papers_shape():
+    """E has std about 0.23 and a mean cosine of 0.62 between tokens, as LEV is published."""
+    from leviathan.config.schema import ModelConfig
+    from leviathan.model.init import draw
+
+    config = ModelConfig.model_validate(
+        {"d_model": 64, "n_layers": 1, "n_heads": 2, "vocab_size": 200_376}
+        | {"embedding": {"kind": "leviathan", "embedding_init_std": None}}
+    )
+    lev = build_embedding(config)
+    with torch.no_grad():
+        for name, how in lev.initial(config).items():
+            parameter = lev.get_parameter(name)
+            parameter.copy_(draw(name, parameter.shape, how, seed=1))
+        rows = lev.rows(torch.arange(0, 200_376, 2003))
+    unit = torch.nn.functional.normalize(rows, dim=-1)
+    cosine = (unit @ unit.T).fill_diagonal_(0).sum() / (len(rows) * (len(rows) - 1))
+    assert float(rows.std()) == pytest.approx(0.23, abs=0.03)
+    assert float(cosine) == pytest.approx(0.62, abs=0.06)
+
+
+def test_bf16_parameters_accumulate_in_fp32(make_model):
+    lev = make_model().model.embed_tokens.bfloat16()
+    ids = torch.arange(96)[None]
+    low = lev(ids)
+    assert low.dtype == torch.bfloat16
+    # The same rounded parameters in fp32: only the result's own rounding may differ.
+    torch.testing.assert_close(low, lev.float()(ids).bfloat16(), rtol=0, atol=0)
+    low = lev.bfloat16()(ids)
+    low.float().square().sum().backward()
+    for name, parameter in lev.named_parameters():
+        assert parameter.grad is not None, name
+        assert bool(parameter.grad.isfinite().all()), name
