@@ -30,6 +30,8 @@ def _import_deepspeed(device: torch.device) -> Any:
     if device.type == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     warnings.filterwarnings("ignore", module=r"deepspeed\..*")
+    # It still calls by their former names what torch has renamed.
+    warnings.filterwarnings("ignore", r"`torch\.distributed\..* is deprecated", FutureWarning)
     import deepspeed
     import deepspeed.ops
 
@@ -44,9 +46,7 @@ def _import_deepspeed(device: torch.device) -> Any:
 class DeepSpeedEngine:
     """ZeRO 0–3 over the data-parallel ranks; fp32, or bf16 with fp32 masters."""
 
-    def __init__(
-        self, model_factory: Callable[[], CausalLM], plan: RunPlan, mesh: Mesh
-    ) -> None:
+    def __init__(self, model_factory: Callable[[], CausalLM], plan: RunPlan, mesh: Mesh) -> None:
         config = deepspeed_json(plan)
         deepspeed = _import_deepspeed(mesh.device)
         self._mesh = mesh
@@ -99,8 +99,8 @@ class DeepSpeedEngine:
         finite check: one number, which needs no further reduction of its own.
         """
         gradients, replicated = zero.reduced_gradients(self._ds.module, self._wrapped)
-        norms = torch._foreach_norm(gradients) if gradients else []
-        squares = sum(float(n.double()) ** 2 for n in norms)
+        norms = [torch.linalg.vector_norm(g, dtype=torch.float32) for g in gradients]
+        squares = float(torch.stack(norms).double().square().sum()) if norms else 0.0
         return squares / self._mesh.dp if replicated else squares
 
     @torch.no_grad()

@@ -82,7 +82,8 @@ def _run(plan: RunPlan, mesh: Mesh, info: DatasetInfo, start: Start, signal: Sto
             if plan.is_due("log", done) or done == 1:
                 metrics.log(done, stats, lr)
             if stats.skipped:
-                _warn_skipped(done, metrics, config.optim.max_skipped, stream.row_numbers(step))
+                rows = stream.row_numbers(step).tolist()
+                _warn_skipped(done, metrics, config.optim.max_skipped, rows)
             if validates and plan.is_due("evaluate", done):
                 with metrics.apart():
                     loss = validation_loss(engine, config, mesh)
@@ -92,7 +93,9 @@ def _run(plan: RunPlan, mesh: Mesh, info: DatasetInfo, start: Start, signal: Sto
                 with metrics.apart():
                     _save(engine, config, mesh, info, metrics, done)
             if stop and done < steps:
-                say(f"Told to stop: saved after step {done:,}; the same command goes on from there.")
+                say(
+                    f"Told to stop: saved after step {done:,}; the same command goes on from there."
+                )
                 return
     say(f"{config.run_dir}: complete after {steps:,} steps.")
 
@@ -132,11 +135,12 @@ def _save(
 
 
 def _note(stats: StepStats, metrics: Metrics, steps_left: int) -> str:
-    rate = metrics.tokens_per_s
-    note = f"loss {stats.loss:.4f} · {rate:,.0f} tokens/s"
-    if rate and stats.tokens:
-        left = timedelta(seconds=round(steps_left * stats.tokens / rate))
-        note += f" · {left} left"
+    rate = metrics.steady_tokens_per_s
+    note = f"loss {stats.loss:.4f}"
+    if rate:
+        note += f" · {rate:,.0f} tokens/s"
+    if rate and steps_left:
+        note += f" · {timedelta(seconds=round(steps_left * stats.tokens / rate))} left"
     return note
 
 

@@ -6,6 +6,7 @@ One launch runs everything: a cold start of two ranks costs more than all the st
 import itertools
 import json
 import math
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from leviathan.config.schema import RunConfig
 from leviathan.data.stream import IGNORE, Batch
 from leviathan.engine import build_engine
 from leviathan.errors import CheckpointError
+from leviathan.model.transformer import CausalLM
 from leviathan.optim import lr_at
 from leviathan.parallel.launch_env import read_launch_env
 from leviathan.parallel.mesh import init_mesh, leave_mesh
@@ -112,7 +114,7 @@ def bare_loop(run):
         loss = model(inputs, targets) / (targets != IGNORE).sum()
         loss.backward()
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)))
-        losses.append(float(loss))
+        losses.append(loss.item())
         optimizer.step()
         optimizer.zero_grad()
     return losses, norms, {name: p.detach() for name, p in model.named_parameters()}
@@ -127,7 +129,8 @@ def advance(engine, run, mesh, first, last):
 
 
 def whole_state(engine):
-    return {s.name: torch.stack([s.weight, s.exp_avg, s.exp_avg_sq]) for s in engine.iter_full_state()}
+    states = engine.iter_full_state()
+    return {s.name: torch.stack([s.weight, s.exp_avg, s.exp_avg_sq]) for s in states}
 
 
 def build(run, mesh):
@@ -228,23 +231,16 @@ def check_skipping(tmp_path, mesh):
         assert engine.optimizer_steps == 2
 
 
-class poisoned:  # noqa: N801
+@contextmanager
+def poisoned(active):
     """Makes every loss infinite on this rank."""
-
-    def __init__(self, active):
-        self.active = active
-
-    def __enter__(self):
-        from leviathan.model.transformer import CausalLM
-
-        self.forward = CausalLM.forward
-        if self.active:
-            CausalLM.forward = lambda model, *a, **k: self.forward(model, *a, **k) * math.inf
-
-    def __exit__(self, *_):
-        from leviathan.model.transformer import CausalLM
-
-        CausalLM.forward = self.forward
+    forward = CausalLM.forward
+    if active:
+        CausalLM.forward = lambda model, *a, **k: forward(model, *a, **k) * math.inf
+    try:
+        yield
+    finally:
+        CausalLM.forward = forward
 
 
 def check_bf16(tmp_path, mesh):
