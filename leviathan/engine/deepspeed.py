@@ -1,10 +1,12 @@
 """DeepSpeed ZeRO behind the Engine protocol. The only module that imports deepspeed."""
 
+import io
 import logging
 import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +57,10 @@ class DeepSpeedEngine:
         model = model_factory()
         self._shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
         self._adamw = build_optimizer(model, plan.config.optim)
-        self._ds, self._wrapped, _, _ = deepspeed.initialize(
-            model=model, optimizer=self._adamw, config=config
-        )
+        with redirect_stdout(io.StringIO()):  # bf16 at stage 1 prints its memory while it starts
+            self._ds, self._wrapped, _, _ = deepspeed.initialize(
+                model=model, optimizer=self._adamw, config=config
+            )
         self._shards = zero.shards_of(self._ds.module, self._wrapped, self._stage, mesh.dp_rank)
 
     # ------------------------------------------------------------ training

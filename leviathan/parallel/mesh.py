@@ -1,5 +1,6 @@
 """The ranks of a run, how they are arranged, and the few things they say to one another."""
 
+import atexit
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -80,7 +81,7 @@ def _known_kind(error: Exception) -> type[LeviathanError] | None:
 
 
 def init_mesh(env: LaunchEnv, tp: int) -> Mesh:
-    """Joins the process group and picks this rank's device.
+    """Joins the process group, once in a process's life, and picks this rank's device.
 
     Raises:
         ConfigError: tp does not divide the world, or the other ranks cannot be reached.
@@ -94,6 +95,8 @@ def init_mesh(env: LaunchEnv, tp: int) -> Mesh:
     if not dist.is_initialized():
         # Gloo serves the small CPU values of this class also where gradients go through NCCL.
         dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
+        # Not sooner: DeepSpeed holds on to the group, and a second run in this process needs it.
+        atexit.register(leave_mesh)
     return Mesh(env.rank, env.world_size, tp, device)
 
 

@@ -17,7 +17,7 @@ from leviathan.model.init import init_weights
 from leviathan.model.transformer import CausalLM
 from leviathan.optim import lr_at
 from leviathan.parallel.launch_env import read_launch_env, share_cores
-from leviathan.parallel.mesh import Mesh, init_mesh, leave_mesh
+from leviathan.parallel.mesh import Mesh, init_mesh
 from leviathan.train.metrics import Metrics
 from leviathan.train.run_dir import Start, describe, find_start, occupied
 from leviathan.train.signals import StopSignal
@@ -35,18 +35,15 @@ def train(config: RunConfig) -> None:
     plan = RunPlan(config, env.world_size)
     share_cores(env)
     mesh = init_mesh(env, config.parallel.tp)
-    try:
-        with occupied(config.run_dir, mesh), StopSignal(mesh) as signal:
-            with mesh.together():
-                info = DatasetInfo.load(config.data.path)
-                check_fits(info, config.model, config.train.global_batch_size)
-            start = find_start(config, info, mesh)
-            if start.step >= config.train.steps:
-                say(f"{config.run_dir}: complete after {start.step:,} steps, nothing to do.")
-                return
-            _run(plan, mesh, info, start, signal)
-    finally:
-        leave_mesh()
+    with occupied(config.run_dir, mesh), StopSignal(mesh) as signal:
+        with mesh.together():
+            info = DatasetInfo.load(config.data.path)
+            check_fits(info, config.model, config.train.global_batch_size)
+        start = find_start(config, info, mesh)
+        if start.step >= config.train.steps:
+            say(f"{config.run_dir}: complete after {start.step:,} steps, nothing to do.")
+            return
+        _run(plan, mesh, info, start, signal)
 
 
 def _run(plan: RunPlan, mesh: Mesh, info: DatasetInfo, start: Start, signal: StopSignal) -> None:
