@@ -90,7 +90,7 @@ def prep(config: Config, overrides: Overrides = None, as_json: AsJson = False) -
     Example: `leviathan prep configs/data/pile.yaml 'source.paths=pile/*.jsonl.zst' out=data/pile`
     """
     loaded = load_config(config, overrides or [], PrepConfig)
-    from leviathan.data.prepare.run import prepare
+    from leviathan.data.prepare import prepare
 
     _report(prepare(loaded), as_json)
 
@@ -98,7 +98,7 @@ def prep(config: Config, overrides: Overrides = None, as_json: AsJson = False) -
 @data_app.command("verify")
 def data_verify(directory: Path, as_json: AsJson = False) -> None:
     """Checks every file of a data set against its hashes and counts; exit 2 names what is wrong."""
-    from leviathan.data.prepare.verify import verify
+    from leviathan.data.prepare import verify
 
     _report(verify(directory), as_json)
 

@@ -152,7 +152,7 @@ class Quickstart:
     def _train_shards(self) -> list[str]:
         """The shards to train on: the user's, or the standard library's."""
         if not self.shards:
-            return [str(path) for path in sorted((self.corpus / "train").iterdir())]
+            return [str(path) for path in sorted(self.corpus.glob("train-*"))]
         found = sorted(path for pattern in self.shards.split() for path in glob(pattern))
         if not found:
             raise LeviathanError(
@@ -181,7 +181,7 @@ class Quickstart:
             overrides += [f"source.paths={json.dumps(self._train_shards())}", "validation.paths=[]"]
             overrides += ["validation.fraction=0.02"]
         else:
-            overrides += [f"source.paths={self.corpus / 'train'}"]
+            overrides += [f"source.paths={self.corpus / 'train-*.jsonl.zst'}"]
             overrides += [f"validation.paths={self.corpus / 'heldout.jsonl.zst'}"]
         run("leviathan", "prep", ROOT / "configs" / "data" / "quickstart.yaml", *overrides)
 

@@ -107,7 +107,8 @@ class DatasetInfo(_Record):
         """Reads `directory/dataset.json`.
 
         Raises:
-            DataError: there is none, it is unfinished or damaged, or a newer program wrote it.
+            DataError: there is none, it is unfinished or damaged, a newer program wrote it, or the
+                tokenizer beside it is another one.
         """
         path = directory / DATASET_FILE
         try:
@@ -122,7 +123,9 @@ class DatasetInfo(_Record):
                 f"{path}: format version {version}, this program reads {FORMAT_VERSION}"
             )
         try:
-            return cls.model_validate(content)
+            info = cls.model_validate(content)
+            _check_tokenizer(directory, info)
+            return info
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
@@ -165,6 +168,19 @@ class DatasetInfo(_Record):
             "subsets": self.subsets,
             "splits": {name: split.model_dump() for name, split in self.splits.items()},
         }
+
+
+def _check_tokenizer(directory: Path, info: DatasetInfo) -> None:
+    path = directory / "tokenizer.meta.json"
+    try:
+        found = json.loads(path.read_bytes())["fingerprint"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: missing or damaged ({error})") from None
+    if found != info.tokenizer.fingerprint:
+        raise DataError(
+            f"{path} does not fit the data set, whose ids are of {info.tokenizer.name} with "
+            f"fingerprint {info.tokenizer.fingerprint[:12]}…: copy the tokenizer files again"
+        )
 
 
 def _why_missing(directory: Path) -> str:

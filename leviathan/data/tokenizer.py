@@ -18,13 +18,14 @@ from typing import Any
 import numpy as np
 import tiktoken
 
-from leviathan.console import progress_bar
+from leviathan.console import progress_bar, say
 from leviathan.data.files import write_atomic
 from leviathan.errors import DataError
 
 END_OF_TEXT = "<|endoftext|>"
 RANKS_FILE = "tokenizer.tiktoken"
 META_FILE = "tokenizer.meta.json"
+_BAD_LINES_NAMED = 3
 
 # How o200k_base cuts text into words before merging; trained vocabularies use the same cut.
 O200K_PATTERN = "|".join(
@@ -211,7 +212,8 @@ def train_bpe(files: Sequence[str | Path], vocab_size: int, out: Path) -> dict[s
     """Trains byte-level BPE on the texts of `files` and writes tiktoken's rank format to `out`.
 
     The file has exactly `vocab_size` entries, the 256 single bytes first; loading it adds the
-    end-of-text id `vocab_size`. The same texts give the same file.
+    end-of-text id `vocab_size`. The same texts give the same file. Bad lines are left out, with a
+    warning.
 
     Returns:
         `{"out", "entries", "vocab_size", "documents", "bytes_of_text", "fingerprint"}`.
@@ -270,15 +272,21 @@ def _texts(files: Sequence[str], tally: dict[str, int]) -> Iterator[str]:
     from leviathan.data.prepare.reader import Document, read
     from leviathan.data.prepare.sources import find_inputs
 
-    inputs = find_inputs(files)
+    inputs, bad_lines = find_inputs(files), 0
     with progress_bar("tokenizer: reading", total=sum(p.stat().st_size for p in inputs)) as bar:
         for path in inputs:
             for item in read(path, on_bytes=bar.advance):
                 if not isinstance(item, Document):
-                    raise DataError(item.message(path))
+                    # Statistics need no policy; preparing the same files will have one.
+                    bad_lines += 1
+                    if bad_lines <= _BAD_LINES_NAMED:
+                        say(f"warning: left out {item.message(path)}", style="yellow")
+                    continue
                 tally["documents"] += 1
                 tally["bytes_of_text"] += len(item.text.encode())
                 yield item.text
+    if bad_lines > _BAD_LINES_NAMED:
+        say(f"warning: left out {bad_lines:,} bad lines in all", style="yellow")
     if not tally["bytes_of_text"]:
         raise DataError(f"no documents with text in {', '.join(files)}")
 

@@ -62,7 +62,7 @@ def test_again_it_finds_everything_done(finished):
         "prep",
         str(ROOT / "configs/data/quickstart.yaml"),
     ]
-    changes = [f"source.paths={out}/corpus/train", f"out={out}/data"]
+    changes = [f"source.paths={out}/corpus/train-*.jsonl.zst", f"out={out}/data"]
     changes += [f"validation.paths={out}/corpus/heldout.jsonl.zst"]
     changes += [f"tokenizer={out}/tokenizer.tiktoken"]
     again = subprocess.run([*command, *changes], capture_output=True, text=True, check=False)

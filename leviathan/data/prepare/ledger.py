@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from leviathan.data.files import write_atomic
 from leviathan.data.format import DATASET_FILE, WORK_FOLDER
 from leviathan.data.prepare.tokenise import PartInfo, Task
 from leviathan.errors import DataError
@@ -78,7 +79,7 @@ class Ledger:
                     "`leviathan prep`: choose another out, or empty it"
                 )
             self.work.mkdir(exist_ok=True)
-            path.write_text(json.dumps(identity, indent=2))
+            write_atomic(path, json.dumps(identity, indent=2).encode())
         check_same(json.loads(path.read_bytes()), identity, out)
         self.parts.mkdir(exist_ok=True)
         for leftover in self.parts.glob("*.tmp"):
@@ -97,8 +98,8 @@ class Ledger:
         return None
 
     def discard_if_empty(self) -> None:
-        """Removes the work folder if no part was finished: nothing would be continued."""
-        if not any(self.parts.glob("?????")):
+        """Removes the work folder if no finished part has documents: nothing would be lost."""
+        if not any(PartInfo.load(part).documents for part in self.parts.glob("?????")):
             shutil.rmtree(self.work)
 
     def close(self) -> None:

@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 
 from leviathan.data.format import SplitInfo, token_dtype
-from leviathan.data.mds import columns
-from leviathan.data.prepare.tokenise import DOCUMENT_DTYPE
+from leviathan.data.mds import RowWriter
+from leviathan.data.prepare.tokenise import DOCUMENT_DTYPE, TRAIN
 from leviathan.data.tokenizer import Tokenizer
 
 SHARD_BYTES = 1 << 26
 _BLOCK_IDS = 1 << 22
+
+_Row = tuple[np.ndarray, int, int, np.ndarray]  # tokens, n_valid, first_document, subsets
 
 
 @dataclass(frozen=True)
@@ -58,24 +60,21 @@ def pack(
     Returns:
         The split's size, and int64 [vocab_size] occurrences of each id in its stream.
     """
-    from streaming import MDSWriter
-
     dtype = token_dtype(tokenizer.vocab_size)
     counts = np.zeros(tokenizer.vocab_size, np.int64)
     rows = _RowMaker(seq_len, dtype, tokenizer.end_of_text)
     documents = text_bytes = 0
-    with MDSWriter(
-        columns=columns(seq_len, dtype), out=str(out), hashes=["sha256"], size_limit=SHARD_BYTES
-    ) as writer:
-        for block in _blocks(parts, split, dtype):
-            counts += np.bincount(block.ids, minlength=len(counts))
-            documents += len(block.lengths)
-            text_bytes += block.bytes
-            for row in rows.add(block):
-                writer.write(row)
-            on_ids(len(block.ids))
-        for row in rows.finish():
-            writer.write(row)
+    writer = RowWriter(out, seq_len, dtype, SHARD_BYTES)
+    for block in _blocks(parts, split, dtype):
+        counts += np.bincount(block.ids, minlength=len(counts))
+        documents += len(block.lengths)
+        text_bytes += block.bytes
+        for row in rows.add(block):
+            writer.write(*row)
+        on_ids(len(block.ids))
+    for row in rows.finish():
+        writer.write(*row)
+    writer.finish()
     ids = int(counts.sum())
     targets = max(0, ids - 1)
     info = SplitInfo(
@@ -126,7 +125,7 @@ class _RowMaker:
         self._subsets = np.zeros(0, np.uint16)  # of the documents from _first on
         self._first = 0
 
-    def add(self, block: _Block) -> Iterator[dict[str, Any]]:
+    def add(self, block: _Block) -> Iterator[_Row]:
         """The rows that are complete once `block` has been appended to the stream."""
         next_document = self._first + len(self._subsets)
         numbers = np.arange(next_document, next_document + len(block.lengths))
@@ -142,12 +141,12 @@ class _RowMaker:
         self._subsets = self._subsets[self._documents[0] - self._first :]
         self._first = int(self._documents[0])
 
-    def finish(self) -> Iterator[dict[str, Any]]:
+    def finish(self) -> Iterator[_Row]:
         """The last row, padded, if any target is left."""
         if len(self._ids) > 1:
             yield self._row(0, len(self._ids))
 
-    def _row(self, start: int, n_valid: int) -> dict[str, Any]:
+    def _row(self, start: int, n_valid: int) -> _Row:
         first = int(self._documents[start])
         last = int(self._documents[start + n_valid - 1])
         tokens = self._ids[start : start + n_valid]
@@ -155,12 +154,8 @@ class _RowMaker:
             padding = np.full(self.seq_len + 1 - n_valid, self.padding, self.dtype)
             tokens = np.concatenate([tokens, padding])
         self.count += 1
-        return {
-            "tokens": tokens,
-            "n_valid": n_valid,
-            "first_document": first,
-            "subsets": self._subsets[first - self._first : last + 1 - self._first],
-        }
+        subsets = self._subsets[first - self._first : last + 1 - self._first]
+        return tokens, n_valid, first, subsets
 
 
 def duplicates(tables: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -175,7 +170,7 @@ def duplicates(tables: Sequence[np.ndarray]) -> list[np.ndarray]:
         bool [documents] for each table.
     """
     digests = np.concatenate([table["digest"] for table in tables])
-    is_training = np.concatenate([table["split"] for table in tables]) == 0
+    is_training = np.concatenate([table["split"] for table in tables]) == TRAIN
     order = np.lexsort((np.arange(len(digests)), is_training, digests[:, 1], digests[:, 0]))
     ordered = digests[order]
     repeated = np.zeros(len(digests), bool)

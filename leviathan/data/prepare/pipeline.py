@@ -6,26 +6,24 @@ killed run continues with the parts that it had finished.
 """
 
 import hashlib
+import io
 import json
-import multiprocessing
-import queue
 import shutil
-from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from leviathan.config.schema import PrepConfig
-from leviathan.console import Bar, progress_bar, say
+from leviathan.console import progress_bar, say
 from leviathan.data.files import write_atomic
 from leviathan.data.format import (
     COUNTS_FILE,
     DATASET_FILE,
     FORMAT_VERSION,
     REJECTS_FILE,
+    WORK_FOLDER,
     DatasetInfo,
     SourceInfo,
     SplitInfo,
@@ -35,21 +33,16 @@ from leviathan.data.format import (
 from leviathan.data.mds import read_index
 from leviathan.data.prepare.ledger import Ledger, check_same, is_finished, sole_writer
 from leviathan.data.prepare.pack import Part, duplicates, pack
+from leviathan.data.prepare.pool import tokenise_all
 from leviathan.data.prepare.sources import find_inputs
 from leviathan.data.prepare.tokenise import (
     TRAIN,
     VAL,
     PartInfo,
     Task,
-    start_worker,
-    tokenise,
-    tokenise_in_worker,
 )
 from leviathan.data.tokenizer import Tokenizer, load_tokenizer
 from leviathan.errors import DataError
-
-# max_reject_fraction counts from here on: of five lines, one bad one says nothing yet.
-FEW_REJECTS = 100
 
 # Keys that do not change which bytes are written.
 _FREE_KEYS = {"out", "workers", "on_error", "max_reject_fraction"}
@@ -102,7 +95,7 @@ def _prepare(
         )
         for index, (path, split) in enumerate(inputs)
     ]
-    infos = _tokenise_all(tasks, ledger, config)
+    infos = tokenise_all(tasks, ledger, config)
     _check_documents(infos, config)
 
     subsets = sorted({name for info in infos for name in info.subsets})
@@ -204,6 +197,10 @@ def _already_finished(config: PrepConfig, inputs: list[tuple[Path, Any]]) -> dic
         wanted,
         config.out,
     )
+    # A file may have been trained anew under its old name; tiktoken's names stay what they are.
+    if Path(config.tokenizer).exists():
+        found = load_tokenizer(config.tokenizer).fingerprint
+        check_same({"tokenizer": info.tokenizer.fingerprint}, {"tokenizer": found}, config.out)
     if info.rejected and config.on_error == "fail":
         raise DataError(
             f"{config.out} leaves out {info.rejected} bad lines (on_error=quarantine), but "
@@ -217,6 +214,7 @@ def _already_finished(config: PrepConfig, inputs: list[tuple[Path, Any]]) -> dic
             f"{config.out} is complete, but was made from other files than are there now "
             f"({', '.join(changed[:5])}): choose another out, or remove that folder"
         )
+    shutil.rmtree(config.out / WORK_FOLDER, ignore_errors=True)  # of a run killed at its very end
     say(f"{config.out} is complete: {info.splits['train'].rows:,} training rows. Nothing to do.")
     return info.summary()
 
@@ -254,75 +252,6 @@ def _check_documents(infos: Sequence[PartInfo], config: PrepConfig) -> None:
         say(f"warning: {rejected:,} bad lines left out, see {REJECTS_FILE}", style="yellow")
 
 
-def _check_rejects(infos: Sequence[PartInfo], limit: float) -> None:
-    rejected = sum(info.rejected for info in infos)
-    lines = rejected + sum(info.documents + info.empty for info in infos)
-    if rejected > FEW_REJECTS and rejected > limit * lines:
-        raise DataError(
-            f"{rejected:,} of {lines:,} lines are bad, more than max_reject_fraction={limit}; "
-            f"for example in {next(info.path for info in infos if info.rejected)}"
-        )
-
-
-# ---------------------------------------------------------------- tokenise
-
-
-def _tokenise_all(tasks: list[Task], ledger: Ledger, config: PrepConfig) -> list[PartInfo]:
-    done = {index: info for index, task in enumerate(tasks) if (info := ledger.finished(task))}
-    if done:
-        say(f"continuing: {len(done)} of {len(tasks)} files were already tokenised")
-    pending = {index: task for index, task in enumerate(tasks) if index not in done}
-    total = sum(task.path.stat().st_size for task in tasks)
-    start = sum(tasks[index].path.stat().st_size for index in done)
-    with progress_bar("tokenising (bytes)", total=total, start=start) as bar:
-
-        def finish(index: int, info: PartInfo) -> None:
-            done[index] = info
-            bar.advance(0, note=f"{len(done)}/{len(tasks)} files")
-            _check_rejects(list(done.values()), config.max_reject_fraction)
-
-        if min(config.workers, len(pending)) > 1:
-            _tokenise_in_processes(pending, config.workers, bar, finish)
-        else:
-            for index, task in pending.items():
-                finish(index, tokenise(task, bar.advance))
-    return [done[index] for index in range(len(tasks))]
-
-
-def _tokenise_in_processes(
-    pending: dict[int, Task], workers: int, bar: Bar, finish: Callable[[int, PartInfo], None]
-) -> None:
-    context = multiprocessing.get_context("spawn")
-    progress = context.Queue()
-    pool = ProcessPoolExecutor(
-        min(workers, len(pending)), context, initializer=start_worker, initargs=(progress,)
-    )
-    futures = {pool.submit(tokenise_in_worker, task): index for index, task in pending.items()}
-    waiting = set(futures)
-    try:
-        while waiting:
-            ready, waiting = wait(waiting, timeout=0.2, return_when=FIRST_EXCEPTION)
-            while True:
-                try:
-                    bar.advance(progress.get_nowait())
-                except queue.Empty:
-                    break
-            for future in ready:
-                finish(futures[future], future.result())
-    except BrokenProcessPool:
-        raise DataError(
-            "a tokenising process died (out of memory?): run the same command again, with fewer "
-            "workers if it happens again"
-        ) from None
-    except BaseException:
-        # Do not let the others read on for an hour before the error is shown.
-        for process in list(pool._processes.values()):
-            process.terminate()
-        raise
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
 # ---------------------------------------------------------------- pack
 
 
@@ -350,8 +279,6 @@ def _pack_all(
 
 
 def _save_counts(path: Path, counts: np.ndarray) -> None:
-    import io
-
     buffer = io.BytesIO()
     np.save(buffer, counts)
     write_atomic(path, buffer.getvalue())

@@ -218,7 +218,7 @@ class _Unusable(Exception):
 
 def _parse(line: bytes, number: int, offset: int) -> Document:
     try:
-        record = json.loads(line.decode())
+        record = json.loads(line.rstrip(b"\r\n").decode())
     except UnicodeDecodeError as error:
         raise _Unusable(
             f"invalid UTF-8: byte 0x{line[error.start]:02x} at position {error.start} of the line"

@@ -29,8 +29,7 @@ def find_inputs(patterns: Sequence[str]) -> list[Path]:
         elif path.is_dir():
             matches = _keep_corpus_files(_files_below(path), pattern)
         elif glob.has_magic(pattern):
-            # Path.glob takes no absolute pattern.
-            hits = map(Path, glob.glob(str(path), recursive=True))  # noqa: PTH207
+            hits = map(Path, glob.glob(str(path), recursive=True))
             matches = _keep_corpus_files((hit for hit in hits if hit.is_file()), pattern)
         else:
             raise DataError(f"no such file or folder: {pattern} (in {Path.cwd()})")

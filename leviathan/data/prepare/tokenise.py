@@ -215,6 +215,7 @@ def start_worker(progress: Any) -> None:
     """Initialises a pool process: where to report to, and to end when its parent is gone."""
     global _progress
     _progress = progress
+    progress.cancel_join_thread()  # ending must not wait for someone to read the last numbers
     parent = multiprocessing.parent_process()
     assert parent is not None
 

@@ -1,5 +1,6 @@
 """The stream: every row once an epoch, the same batches for any world size."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -257,6 +258,18 @@ def test_no_data_set(tiny_dataset: Path, tmp_path: Path) -> None:
         stream(data)
     (data / ".prep").mkdir()
     with pytest.raises(DataError, match="unfinished"):
+        stream(data)
+
+
+def test_a_tokenizer_that_does_not_fit(tiny_dataset: Path, tmp_path: Path) -> None:
+    data = damaged(tiny_dataset, tmp_path)
+    path = data / "tokenizer.meta.json"
+    meta = json.loads(path.read_bytes())
+    path.write_text(json.dumps(meta | {"fingerprint": "0" * 64}))
+    with pytest.raises(DataError, match="does not fit the data set"):
+        stream(data)
+    path.unlink()
+    with pytest.raises(DataError, match=r"tokenizer.meta.json: missing"):
         stream(data)
 
 

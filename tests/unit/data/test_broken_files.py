@@ -1,0 +1,166 @@
+"""The collected broken inputs of other projects' users, each with its expected outcome."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from leviathan.config.schema import PrepConfig
+from leviathan.data.format import DatasetInfo
+from leviathan.data.mds import Rows
+from leviathan.data.prepare import prepare
+from leviathan.data.tokenizer import load_tokenizer
+from leviathan.errors import DataError
+
+SAME_20 = ["reference.jsonl.zst", "same20.plain.jsonl", "same20.jsonl.gz", "same20.parquet"]
+
+Run = Callable[..., tuple[dict[str, Any], np.ndarray, Path]]
+
+
+@pytest.fixture
+def broken(shared: Path) -> Path:
+    return shared / "data/broken"
+
+
+@pytest.fixture
+def run(broken: Path, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Prepares files of the collection with o200k_base: (summary, id stream, folder)."""
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(shared / "data/tiktoken_cache"))
+
+    def run(*files: str | Path, **changes: Any) -> tuple[dict[str, Any], np.ndarray, Path]:
+        out = tmp_path / f"out{len(list(tmp_path.iterdir()))}"
+        keys = {
+            "source": {"paths": [str(broken / file) for file in files]},
+            "validation": {"fraction": 0},
+            "tokenizer": "o200k_base",
+            "out": out,
+        }
+        result = prepare(PrepConfig.model_validate(keys | changes))
+        rows = list(Rows(out / "train"))
+        pieces = [rows[0].tokens[:1], *(row.tokens[1 : row.n_valid] for row in rows)]
+        return result, np.concatenate(pieces), out
+
+    return run
+
+
+@pytest.fixture
+def expected(broken: Path) -> dict[str, dict[str, Any]]:
+    return {case["file"]: case for case in json.loads((broken / "EXPECTED.json").read_bytes())}
+
+
+@pytest.mark.parametrize("file", SAME_20[1:])
+def test_same_documents_in_any_packing(run: Run, expected: dict[str, Any], file: str) -> None:
+    reference = run(SAME_20[0])
+    found = run(file)
+    assert np.array_equal(reference[1], found[1])
+    assert reference[0]["fingerprint"] == found[0]["fingerprint"]
+    case = expected[SAME_20[0]]
+    assert reference[0]["documents"] == case["good_documents"]
+    assert reference[0]["tokens"] == case["o200k_tokens_without_eot"] + 20
+    assert reference[1][:20].tolist() == case["o200k_first_document_first_20_ids"]
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "empty_texts.jsonl.zst",
+        "one_line_5mb.jsonl.zst",
+        "crlf_no_final_newline.jsonl",
+        "utf8_bom.jsonl.zst",
+        "special_token_strings.jsonl.zst",
+        "duplicate/00.jsonl.zst",
+    ],
+)
+def test_valid_files(run: Run, expected: dict[str, Any], file: str) -> None:
+    result, ids, out = run(file)
+    ends = int((ids == 199_999).sum())
+    assert ends == result["documents"]
+    assert result["tokens"] - ends == expected[file]["o200k_tokens_without_eot"]
+    assert result["documents"] + result["empty"] == expected[file]["lines"]
+    if file.startswith("utf8_bom"):
+        assert not load_tokenizer(out).decode(ids).startswith("\ufeff")
+
+
+@pytest.mark.parametrize("file", ["truncated.jsonl.zst", "truncated_at_frame_header.jsonl.zst"])
+@pytest.mark.parametrize("policy", ["fail", "quarantine"])
+def test_truncated(run: Run, tmp_path: Path, file: str, policy: str) -> None:
+    with pytest.raises(DataError, match=f"{file}.*truncated"):
+        run(file, on_error=policy)
+    assert not list(tmp_path.rglob("*.json"))
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "bad"),
+    [
+        ("invalid_utf8.jsonl.zst", 3, 1),
+        ("missing_text_key.jsonl.zst", 2, 1),
+        ("text_not_a_string.jsonl.zst", 2, 3),
+    ],
+)
+def test_bad_lines(run: Run, expected: dict[str, Any], file: str, line: int, bad: int) -> None:
+    with pytest.raises(DataError, match=f"{file}:{line}: "):
+        run(file)
+    result, _, out = run(file, on_error="quarantine")
+    assert result["documents"] == expected[file]["good_documents"]
+    assert result["rejected"] == bad
+    rejects = [json.loads(reject) for reject in (out / "rejects.jsonl").open()]
+    assert rejects[0]["line"] == line
+
+
+@pytest.mark.parametrize("file", ["empty_frame.jsonl.zst", "zero_bytes.jsonl.zst"])
+def test_empty(run: Run, tmp_path: Path, file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(DataError, match="no documents"):
+        run(file)
+    assert not list(tmp_path.rglob("*.json"))
+    result, _, _ = run(file, "reference.jsonl.zst")
+    assert result["documents"] == 20
+    assert f"{file} holds no documents" in capsys.readouterr().err
+
+
+def test_the_same_shard_twice(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    result, _, _ = run("duplicate")
+    assert result["documents"] == 40
+    assert "holds the same texts as" in capsys.readouterr().err
+
+
+def test_order_of_bad_lines_does_not_matter(run: Run, broken: Path, tmp_path: Path) -> None:
+    lines = (broken / "same20.plain.jsonl").read_bytes().splitlines()
+    for name, order in (
+        ("first", [b'{"text": null}', *lines]),
+        ("last", [*lines, b'{"text": null}']),
+    ):
+        (tmp_path / f"{name}.jsonl").write_bytes(b"\n".join(order))
+    streams = [
+        run(tmp_path / f"{name}.jsonl", on_error="quarantine")[1] for name in ("first", "last")
+    ]
+    assert np.array_equal(*streams)
+
+
+def test_creation_order_does_not_matter(run: Run, broken: Path, tmp_path: Path) -> None:
+    fingerprints = set()
+    for name, order in (("forwards", SAME_20[:3]), ("backwards", SAME_20[2::-1])):
+        (tmp_path / name).mkdir()
+        for file in order:
+            shutil.copyfile(broken / file, tmp_path / name / file)
+        fingerprints.add(run(tmp_path / name)[0]["fingerprint"])
+    assert len(fingerprints) == 1
+
+
+def test_golden_ids_of_the_corpus(run: Run, shared: Path) -> None:
+    import hashlib
+
+    corpus = shared / "data/corpus"
+    golden = json.loads((corpus / "TOKENS.o200k_base.json").read_bytes())["shards"]
+    held_out = {"paths": [str(corpus / "val.jsonl.zst")]}
+    result, _, out = run(corpus / "train/03.jsonl.zst", validation=held_out, workers=2)
+    for split, shard in (("train", "train/03.jsonl.zst"), ("val", "val.jsonl.zst")):
+        rows = list(Rows(out / split))
+        pieces = [rows[0].tokens[:1], *(row.tokens[1 : row.n_valid] for row in rows)]
+        ids = np.concatenate(pieces).astype("<u4")
+        assert len(ids) == golden[shard]["tokens_with_eot"] == result["splits"][split]["ids"]
+        assert hashlib.sha256(ids.tobytes()).hexdigest() == golden[shard]["sha256_u32le"]
+    assert DatasetInfo.load(out).subsets == sorted(golden["val.jsonl.zst"]["tokens_by_set"])

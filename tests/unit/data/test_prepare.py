@@ -1,0 +1,461 @@
+"""Preparation end to end: what is written, from what, and what happens when it is disturbed."""
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import streaming
+import zstandard
+
+from leviathan.config.schema import PrepConfig
+from leviathan.data.format import DatasetInfo
+from leviathan.data.mds import OTHER_COLUMNS, Rows, RowWriter
+from leviathan.data.prepare import prepare, verify
+from leviathan.data.prepare.ledger import sole_writer
+from leviathan.data.prepare.reader import Document, read
+from leviathan.data.prepare.sources import find_inputs
+from leviathan.data.tokenizer import load_tokenizer, train_bpe
+from leviathan.errors import DataError
+
+Prepare = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def config(tiny_corpus: Path, tiny_tokenizer: Path, tmp_path: Path) -> Callable[..., PrepConfig]:
+    """Builds a PrepConfig; keywords replace or add keys."""
+
+    def build(**changes: Any) -> PrepConfig:
+        keys: dict[str, Any] = {
+            "source": {"paths": [str(tiny_corpus)]},
+            "validation": {"fraction": 0},
+            "tokenizer": str(tiny_tokenizer),
+            "seq_len": 32,
+            "out": tmp_path / "out",
+        }
+        return PrepConfig.model_validate(keys | changes)
+
+    return build
+
+
+def shards(folder: Path, texts: list[list[str]], subset: str = "s") -> list[str]:
+    """Writes one jsonl.zst a list of texts; their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for number, part in enumerate(texts):
+        lines = [json.dumps({"text": t, "meta": {"pile_set_name": subset}}) for t in part]
+        path = folder / f"{number:02}.jsonl.zst"
+        path.write_bytes(zstandard.ZstdCompressor().compress("\n".join(lines).encode()))
+        paths.append(str(path))
+    return paths
+
+
+def stream_of(split: Path) -> np.ndarray:
+    """The id stream that the rows of a split cover, put together again."""
+    rows = list(Rows(split))
+    return np.concatenate(
+        [rows[0].tokens[: rows[0].n_valid], *(row.tokens[1 : row.n_valid] for row in rows[1:])]
+    )
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def texts_of(paths: list[str]) -> list[str]:
+    found = [item for path in find_inputs(paths) for item in read(path)]
+    return [item.text for item in found if isinstance(item, Document)]
+
+
+# ---------------------------------------------------------------- what is written
+
+
+@pytest.mark.parametrize("seq_len", [1, 7, 32, 100_000])
+def test_every_id_is_a_target_exactly_once(
+    config: Callable[..., PrepConfig], tiny_corpus: Path, seq_len: int
+) -> None:
+    wanted = config(seq_len=seq_len)
+    if seq_len == 1:  # one row a token: a smaller corpus will do
+        small = shards(wanted.out.parent / "small", [["ab cd" * 20, "x"], ["y z" * 9]])
+        wanted = config(seq_len=1, source={"paths": small})
+    result = prepare(wanted)
+    tokenizer = load_tokenizer(wanted.out)
+    expected: list[int] = []
+    for text in texts_of(wanted.source.paths):
+        expected += [*tokenizer.encode(text), tokenizer.end_of_text]
+    rows = list(Rows(wanted.out / "train"))
+    assert stream_of(wanted.out / "train").tolist() == expected
+    for row, following in pairwise(rows):
+        assert row.n_valid == seq_len + 1
+        assert row.tokens[-1] == following.tokens[0]
+    last = rows[-1]
+    assert len(last.tokens) == seq_len + 1
+    assert 2 <= last.n_valid <= seq_len + 1
+    assert (last.tokens[last.n_valid :] == tokenizer.end_of_text).all()
+    assert result["tokens"] == len(expected)
+    assert result["dropped_tail_tokens"] == 0
+    split = DatasetInfo.load(wanted.out).splits["train"]
+    assert split.tokens == len(expected) - 1 == sum(row.n_valid - 1 for row in rows)
+    assert split.padded == sum(seq_len + 1 - row.n_valid for row in rows)
+    counts = np.load(wanted.out / "token_counts.npy")
+    assert counts.tolist() == np.bincount(expected, minlength=601).tolist()
+
+
+def test_rows_name_their_documents_and_subsets(config: Callable[..., PrepConfig]) -> None:
+    wanted = config(seq_len=16)
+    prepare(wanted)
+    info = DatasetInfo.load(wanted.out)
+    assert info.subsets == ["classes", "functions"]
+    of_document = [
+        info.subsets.index(item.subset)
+        for path in find_inputs(wanted.source.paths)
+        for item in read(path)
+        if isinstance(item, Document)
+    ]
+    document = 0
+    for row in Rows(wanted.out / "train"):
+        assert row.first_document == document
+        ends = int((row.tokens[: row.n_valid - 1] == 600).sum())
+        assert row.subsets.tolist() == of_document[document : document + ends + 1]
+        document += ends
+    assert document + 1 == len(of_document) == info.documents
+
+
+def test_bytes_are_those_of_the_library(tmp_path: Path) -> None:
+    """Our writer saves an import of 15 s, not a format."""
+    random = np.random.default_rng(0)
+    ours = RowWriter(tmp_path / "ours", 8, "uint32", shard_bytes=2_500)
+    columns = OTHER_COLUMNS | {"tokens": "ndarray:uint32:9"}
+    with streaming.MDSWriter(
+        columns=columns, out=str(tmp_path / "theirs"), hashes=["sha256"], size_limit=2_500
+    ) as theirs:
+        for number in range(100):
+            row = {
+                "tokens": random.integers(0, 1 << 20, 9).astype(np.uint32),
+                "n_valid": 9 - number % 3,
+                "first_document": number**4,
+                "subsets": np.arange(300 if number == 50 else 1 + number % 5, dtype=np.uint16),
+            }
+            ours.write(**row)
+            theirs.write(row)
+    ours.finish()
+    assert len(hashes(tmp_path / "ours")) > 4
+    assert hashes(tmp_path / "ours") == hashes(tmp_path / "theirs")
+    assert Rows(tmp_path / "ours")[50].subsets.tolist() == list(range(300))
+
+
+def test_the_library_reads_what_is_written(config: Callable[..., PrepConfig]) -> None:
+    wanted = config()
+    prepare(wanted)
+    ours = Rows(wanted.out / "train")
+    theirs = streaming.StreamingDataset(
+        local=str(wanted.out / "train"), shuffle=False, batch_size=1
+    )
+    assert len(ours) == theirs.num_samples
+    for number in range(len(ours)):
+        row, sample = ours[number], theirs[number]
+        assert sample["tokens"].dtype == np.uint16
+        assert np.array_equal(row.tokens, sample["tokens"])
+        assert np.array_equal(row.subsets, sample["subsets"])
+        assert row.first_document == sample["first_document"]
+        assert row.n_valid == sample["n_valid"]
+
+
+def test_wide_vocabularies_are_not_cut(
+    config: Callable[..., PrepConfig], shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(shared / "data/tiktoken_cache"))
+    wanted = config(tokenizer="o200k_base")
+    assert prepare(wanted)["dtype"] == "uint32"
+    assert stream_of(wanted.out / "train").max() == 199_999
+
+
+def test_verify_accepts_and_names_damage(config: Callable[..., PrepConfig]) -> None:
+    wanted = config(validation={"fraction": 0.2})
+    result = prepare(wanted)
+    assert verify(wanted.out) == result | {"verified": True}
+    shard = wanted.out / "val/shard.00000.mds"
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(DataError, match=r"val/shard.00000.mds: damaged: its sha256"):
+        verify(wanted.out)
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    np.save(wanted.out / "token_counts.npy", np.zeros(601, np.int64))
+    with pytest.raises(DataError, match=r"token_counts.npy"):
+        verify(wanted.out)
+
+
+# ---------------------------------------------------------------- splits and duplicates
+
+
+def test_held_out_files(config: Callable[..., PrepConfig], tmp_path: Path) -> None:
+    paths = shards(tmp_path / "in", [["a" * 50, "b" * 50], ["c" * 50]])
+    held_out = {"paths": [paths[1]]}
+    wanted = config(source={"paths": [str(tmp_path / "in")]}, validation=held_out)
+    result = prepare(wanted)
+    assert result["splits"]["train"]["documents"] == 2
+    assert result["splits"]["val"]["documents"] == 1
+    tokenizer = load_tokenizer(wanted.out)
+    assert tokenizer.decode(stream_of(wanted.out / "val")).startswith("ccc")
+    with pytest.raises(DataError, match="nothing is left to train on"):
+        prepare(config(source={"paths": paths}, validation={"paths": paths}, out=tmp_path / "x"))
+
+
+def test_split_by_content_never_moves(config: Callable[..., PrepConfig], tmp_path: Path) -> None:
+    texts = [f"text number {number}" for number in range(400)]
+    few = shards(tmp_path / "few", [texts[:200]])
+    many = shards(tmp_path / "many", [texts[200:], texts[:200][::-1]])
+    held_out = []
+    for name, paths in (("a", few), ("b", many)):
+        wanted = config(source={"paths": paths}, validation={"fraction": 0.25}, out=tmp_path / name)
+        assert 0.15 < prepare(wanted)["splits"]["val"]["documents"] / len(texts_of(paths)) < 0.35
+        tokenizer = load_tokenizer(wanted.out)
+        text = tokenizer.decode(stream_of(wanted.out / "val"))
+        held_out.append({part for part in text.split("<|endoftext|>") if part})
+    assert held_out[0] == held_out[1] & set(texts[:200])
+
+
+def test_duplicates(
+    config: Callable[..., PrepConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = shards(tmp_path / "in", [["one", "two", "one"], ["one", "two", "one"], ["two", "six"]])
+    source = {"source": {"paths": paths[:2]}, "validation": {"paths": paths[2:]}}
+    assert prepare(config(**source))["documents"] == 8
+    assert "01.jsonl.zst holds the same texts as" in capsys.readouterr().err
+    wanted = config(**source, drop_duplicates=True, out=tmp_path / "unique")
+    result = prepare(wanted)
+    assert (result["documents"], result["duplicates"]) == (3, 5)
+    tokenizer = load_tokenizer(wanted.out)
+    assert tokenizer.decode(stream_of(wanted.out / "train")) == "one<|endoftext|>"
+    assert verify(wanted.out)["documents"] == 3
+
+
+# ---------------------------------------------------------------- same bytes, whatever happens
+
+
+def test_bytes_do_not_depend_on_workers_or_folder(
+    config: Callable[..., PrepConfig], tiny_corpus: Path, tmp_path: Path
+) -> None:
+    results = []
+    for workers in (1, 2, 3):
+        wanted = config(workers=workers, out=tmp_path / f"w{workers}", validation={"fraction": 0.1})
+        prepare(wanted)
+        results.append(hashes(wanted.out))
+    assert results[0] == results[1] == results[2]
+    # The same files elsewhere, created in another order: all but the recorded paths is equal.
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    for path in sorted(tiny_corpus.iterdir(), reverse=True):
+        shutil.copy(path, moved / path.name)
+    wanted = config(
+        source={"paths": [str(moved)]}, out=tmp_path / "m", validation={"fraction": 0.1}
+    )
+    fingerprint = prepare(wanted)["fingerprint"]
+    found = hashes(wanted.out)
+    assert results[0].pop("dataset.json") != found.pop("dataset.json")
+    assert results[0] == found
+    assert fingerprint == DatasetInfo.load(tmp_path / "w1").fingerprint
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_killed_and_continued(
+    config: Callable[..., PrepConfig],
+    tmp_path: Path,
+    workers: int,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    texts = [f"shard {n}: " + " ".join(map(str, range(n, n + 5_000))) for n in range(8)]
+    source = {"paths": shards(tmp_path / "in", [[text] * 4 for text in texts])}
+    undisturbed = config(source=source, out=tmp_path / "undisturbed")
+    prepare(undisturbed)
+    disturbed = config(source=source, workers=workers)
+    program = (
+        "import sys; from leviathan.config.schema import PrepConfig; "
+        "from leviathan.data.prepare import prepare; "
+        "prepare(PrepConfig.model_validate_json(sys.argv[1], strict=False))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, disturbed.model_dump_json()],
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    parts = disturbed.out / ".prep/parts"
+    deadline = time.monotonic() + 60
+    while not (parts / "00003").exists() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert (parts / "00003").exists()
+    assert not (disturbed.out / "dataset.json").exists()
+    with pytest.raises(DataError, match="unfinished"):
+        DatasetInfo.load(disturbed.out)
+    _wait_for_orphans(process.pid)
+    for folder in (disturbed.out / "train", disturbed.out / ".prep/train"):
+        folder.mkdir(exist_ok=True)
+        (folder / "shard.00000.mds").write_bytes(b"half a shard of a killed packing")
+    kept = len(list(parts.glob("?????")))
+    prepare(disturbed)
+    assert f"continuing: {kept} of 8 files" in capsys.readouterr().err
+    assert hashes(disturbed.out) == hashes(undisturbed.out)
+
+
+def _wait_for_orphans(session: int) -> None:
+    """Worker processes end by themselves when their parent is gone."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            os.killpg(session, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.05)
+    pytest.fail("worker processes outlived the killed preparation")
+
+
+def test_a_finished_one_says_so_at_once(
+    config: Callable[..., PrepConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = config(source={"paths": shards(tmp_path / "in", [["abc"], ["def"]])})
+    first = prepare(wanted)
+    before = hashes(wanted.out)
+    (wanted.out / ".prep").mkdir()  # as if killed between the last write and cleaning up
+    started = time.monotonic()
+    assert prepare(wanted) == first
+    assert time.monotonic() - started < 1
+    assert hashes(wanted.out) == before
+    assert "is complete" in capsys.readouterr().err
+    shards(tmp_path / "in", [["abc"], ["other"]])
+    with pytest.raises(DataError, match=r"made from other files.*01.jsonl.zst"):
+        prepare(wanted)
+
+
+def test_another_configuration_is_refused(config: Callable[..., PrepConfig]) -> None:
+    wanted = config()
+    prepare(wanted)
+    before = hashes(wanted.out)
+    with pytest.raises(DataError, match=r"another configuration.*seq_len \(there 32, now 64\)"):
+        prepare(config(seq_len=64))
+    assert hashes(wanted.out) == before
+
+
+def test_a_tokenizer_trained_anew_is_another_configuration(
+    config: Callable[..., PrepConfig], tiny_corpus: Path, tmp_path: Path
+) -> None:
+    vocabulary = tmp_path / "own.tiktoken"
+    train_bpe([tiny_corpus], 300, vocabulary)
+    prepare(config(tokenizer=str(vocabulary)))
+    train_bpe([tiny_corpus], 310, vocabulary)
+    with pytest.raises(DataError, match="another configuration; what differs: tokenizer"):
+        prepare(config(tokenizer=str(vocabulary)))
+
+
+def test_an_unfinished_one_of_another_configuration_is_refused(
+    config: Callable[..., PrepConfig], tmp_path: Path
+) -> None:
+    paths = shards(tmp_path / "in", [["fine"], ["fine"]])
+    Path(paths[1]).write_bytes(Path(paths[1]).read_bytes()[:-4])
+    with pytest.raises(DataError, match="truncated"):
+        prepare(config(source={"paths": paths}))
+    with pytest.raises(DataError, match=r"another configuration.*seq_len"):
+        prepare(config(source={"paths": paths}, seq_len=64))
+    shards(tmp_path / "in", [["fine"], ["fine"]])  # repaired
+    assert prepare(config(source={"paths": paths}))["documents"] == 2
+
+
+def test_a_folder_of_something_else_is_refused(config: Callable[..., PrepConfig]) -> None:
+    wanted = config()
+    wanted.out.mkdir()
+    (wanted.out / "thesis.tex").write_text("x")
+    with pytest.raises(DataError, match=r"not empty \(it holds thesis.tex\)"):
+        prepare(wanted)
+    assert [path.name for path in wanted.out.iterdir()] == ["thesis.tex"]
+
+
+def test_two_writers_are_refused(config: Callable[..., PrepConfig]) -> None:
+    wanted = config()
+    with sole_writer(wanted.out), pytest.raises(DataError, match="another preparation is writing"):
+        prepare(wanted)
+    prepare(wanted)
+
+
+# ---------------------------------------------------------------- bad input
+
+
+BAD = [json.dumps({"text": "good"}), '{"txt": "x"}', json.dumps({"text": "fine"}), '{"text": 1}']
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_fail_names_the_line_and_leaves_nothing(
+    config: Callable[..., PrepConfig], tmp_path: Path, workers: int
+) -> None:
+    for name in ("a.jsonl", "b.jsonl"):
+        (tmp_path / name).write_text("\n".join(BAD))
+    paths = [str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")]
+    wanted = config(source={"paths": paths}, workers=workers)
+    with pytest.raises(DataError, match=r"[ab].jsonl:2: no key 'text' \(keys found: 'txt'\)"):
+        prepare(wanted)
+    assert not wanted.out.exists()
+
+
+def test_quarantine(config: Callable[..., PrepConfig], tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("\n".join(BAD))
+    wanted = config(source={"paths": [str(tmp_path / "a.jsonl")]}, on_error="quarantine")
+    result = prepare(wanted)
+    assert (result["documents"], result["rejected"]) == (2, 2)
+    rejects = [json.loads(line) for line in (wanted.out / "rejects.jsonl").open()]
+    assert [(reject["file"], reject["line"]) for reject in rejects] == [
+        (str(tmp_path / "a.jsonl"), 2),
+        (str(tmp_path / "a.jsonl"), 4),
+    ]
+    assert rejects[1]["byte_offset"] == len("\n".join(BAD[:3])) + 1
+    assert "found a number" in rejects[1]["reason"]
+    with pytest.raises(DataError, match="leaves out 2 bad lines"):
+        prepare(config(source=wanted.source.model_dump()))
+
+
+def test_hopeless_input_ends_the_run(config: Callable[..., PrepConfig], tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("\n".join(BAD * 60))
+    source = {"paths": [str(tmp_path / "a.jsonl")]}
+    with pytest.raises(DataError, match=r"120 of 240 lines are bad, more than max_reject"):
+        prepare(config(source=source, on_error="quarantine"))
+    tolerant = config(source=source, on_error="quarantine", max_reject_fraction=0.5)
+    assert prepare(tolerant)["rejected"] == 120
+
+
+def test_text_that_cannot_be_encoded_is_a_bad_line(
+    config: Callable[..., PrepConfig], tmp_path: Path
+) -> None:
+    paths = shards(tmp_path / "in", [["good", " " * 2_000_000, "fine"]])
+    with pytest.raises(DataError, match=r"00.jsonl.zst:2: tiktoken cannot encode this text"):
+        prepare(config(source={"paths": paths}))
+    result = prepare(config(source={"paths": paths}, on_error="quarantine"))
+    assert (result["documents"], result["rejected"]) == (2, 1)
+
+
+def test_no_documents(config: Callable[..., PrepConfig], tmp_path: Path) -> None:
+    paths = shards(tmp_path / "in", [["", ""], ["text"]])
+    with pytest.raises(DataError, match=r"no documents in .*2 empty texts"):
+        prepare(config(source={"paths": paths[:1]}))
+    assert not (tmp_path / "out").exists()
+    result = prepare(config(source={"paths": paths}))
+    assert (result["documents"], result["empty"]) == (1, 2)
+    with pytest.raises(DataError, match="all of them are held out"):
+        prepare(
+            config(source={"paths": paths}, validation={"fraction": 0.9999999}, out=tmp_path / "v")
+        )
+    assert not (tmp_path / "v/dataset.json").exists()

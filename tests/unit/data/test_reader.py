@@ -1,0 +1,203 @@
+"""Reading: every packing of the same lines gives the same documents; damage is named."""
+
+import gzip
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import zstandard
+
+from leviathan.data.prepare.reader import NO_SUBSET, BadLine, Document, read
+from leviathan.data.prepare.sources import find_inputs
+from leviathan.errors import DataError
+
+TEXTS = [f"document {number}: été 中文 {'x' * number}" for number in range(50)]
+LINES = [json.dumps({"text": t, "meta": {"pile_set_name": f"s{len(t) % 3}"}}) for t in TEXTS]
+PLAIN = ("\n".join(LINES) + "\n").encode()
+
+
+def zst(*frames: bytes, **options: object) -> bytes:
+    compressor = zstandard.ZstdCompressor(**options)  # pyright: ignore[reportArgumentType]
+    return b"".join(compressor.compress(frame) for frame in frames)
+
+
+def skippable(content: bytes) -> bytes:
+    return b"\x53\x2a\x4d\x18" + len(content).to_bytes(4, "little") + content
+
+
+def documents(path: Path) -> list[Document]:
+    items = list(read(path))
+    assert not [item for item in items if isinstance(item, BadLine)]
+    return [item for item in items if isinstance(item, Document)]
+
+
+def write(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+PACKINGS: dict[str, Callable[[], bytes]] = {
+    "plain": lambda: PLAIN,
+    "no final newline": lambda: PLAIN[:-1],
+    "crlf and blank lines": lambda: PLAIN.replace(b"\n", b"\r\n\r\n"),
+    "bom": lambda: b"\xef\xbb\xbf" + PLAIN,
+    "gz": lambda: gzip.compress(PLAIN),
+    "gz of two members": lambda: gzip.compress(PLAIN[:999]) + gzip.compress(PLAIN[999:]),
+    "zst": lambda: zst(PLAIN),
+    "zst of many frames": lambda: zst(*(PLAIN[i : i + 333] for i in range(0, len(PLAIN), 333))),
+    "zst with skippable frames": lambda: skippable(b"x") + zst(PLAIN) + skippable(b"y" * 70),
+    "zst with an empty frame": lambda: zst(PLAIN[:100], b"", PLAIN[100:]),
+    "zst with a bom": lambda: zst(b"\xef\xbb\xbf" + PLAIN),
+}
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.zst", ".gz"])
+def test_packings_and_names_do_not_matter(tmp_path: Path, packing: str, suffix: str) -> None:
+    found = documents(write(tmp_path / f"file{suffix}", PACKINGS[packing]()))
+    assert [document.text for document in found] == TEXTS
+    assert [document.subset for document in found] == [f"s{len(text) % 3}" for text in TEXTS]
+
+
+def test_long_windows_and_large_lines(tmp_path: Path) -> None:
+    noise = random.Random(0).randbytes(1 << 22).hex()
+    line = json.dumps({"text": noise + noise}).encode() + b"\n"
+    parameters = zstandard.ZstdCompressionParameters.from_level(1, window_log=30)
+    path = write(tmp_path / "long.zst", zst(line, compression_params=parameters))
+    assert documents(path)[0].text == noise + noise
+
+
+def test_parquet(tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in LINES]
+    path = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=7)
+    found = documents(path)
+    assert [document.text for document in found] == TEXTS
+    assert found[0].subset == "s1"
+    pyarrow.parquet.write_table(pyarrow.table({"content": ["x"]}), path)
+    with pytest.raises(DataError, match=r"no column 'text' \(columns: content\)"):
+        documents(path)
+    write(path, path.read_bytes()[:-9])
+    with pytest.raises(DataError, match="damaged parquet"):
+        documents(path)
+
+
+def test_offsets_lead_to_the_lines(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", b"\xef\xbb\xbf" + PLAIN.replace(b"\n", b"\r\n"))
+    content = path.read_bytes()
+    for document in documents(path):
+        line = content[document.byte_offset :].split(b"\n")[0].removeprefix(b"\xef\xbb\xbf")
+        assert json.loads(line)["text"] == document.text
+        assert TEXTS[document.line - 1] == document.text
+
+
+@pytest.mark.parametrize("cut", [1, 4, 5, 9, 100, 400, -1, -3, -4, -5])
+def test_truncated_zst(tmp_path: Path, cut: int) -> None:
+    content = zst(PLAIN[:1000], PLAIN[1000:], write_checksum=True)
+    path = write(tmp_path / "cut.jsonl.zst", content[:cut])
+    with pytest.raises(DataError, match=r"cut.jsonl.zst: (truncated|not a zst file)"):
+        list(read(path))
+
+
+def test_damaged_zst(tmp_path: Path) -> None:
+    content = bytearray(zst(PLAIN, write_checksum=True))
+    content[-2] ^= 1
+    with pytest.raises(DataError, match=r"a.zst: damaged zstd file.*checksum"):
+        list(read(write(tmp_path / "a.zst", bytes(content))))
+    with pytest.raises(DataError, match=r"b.zst: damaged zstd file"):
+        list(read(write(tmp_path / "b.zst", zst(PLAIN) + b"garbage after the end")))
+
+
+@pytest.mark.parametrize("cut", [3, 12, 200, -1, -8])
+def test_truncated_gz(tmp_path: Path, cut: int) -> None:
+    path = write(tmp_path / "cut.jsonl.gz", gzip.compress(PLAIN)[:cut])
+    with pytest.raises(DataError, match=r"cut.jsonl.gz: truncated gzip"):
+        list(read(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "Git LFS"),
+        ("a.jsonl.zst", b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
+        ("a.jsonl.gz", b"\n<!DOCTYPE html><html>404</html>", "an HTML page"),
+        ("a.jsonl", '{"text": "x"}'.encode("utf-16"), "UTF-16"),
+        ("a.jsonl", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "binary file"),
+        ("a.jsonl.zst", b"hello", "not a zst file"),
+    ],
+)
+def test_other_files_are_called_what_they_are(
+    tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        list(read(write(tmp_path / name, content)))
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b'{"content": "x", "url": 1}', "no key 'text' (keys found: 'content', 'url')"),
+        (b"{}", "no key 'text' (keys found: none)"),
+        (b'{"text": null}', "'text' must be a string, found null"),
+        (b'{"text": 12345}', "'text' must be a string, found a number"),
+        (b'{"text": true}', "'text' must be a string, found a boolean"),
+        (b'{"text": ["a"]}', "'text' must be a string, found a list"),
+        (b'{"text": {"a": 1}}', "'text' must be a string, found an object"),
+        (b'["text"]', "expected an object with the key 'text', found a list"),
+        (b'{"text": "caf\xe9 \x96"}', "invalid UTF-8: byte 0xe9 at position 13 of the line"),
+        (b'{"text": "cut', "not JSON (Unterminated string"),
+        (b'{"text": "a"} {"text": "b"}', "not JSON (Extra data"),
+        (b'{"text": "\\ud800"}', "lone surrogate U+D800"),
+        (b"[" * 200_000, "not JSON (maximum recursion depth"),
+        (b'{"text": "x", "n": ' + b"9" * 5000 + b"}", "not JSON (Exceeds the limit"),
+    ],
+)
+def test_bad_lines(tmp_path: Path, line: bytes, reason: str) -> None:
+    path = write(tmp_path / "bad.jsonl", LINES[0].encode() + b"\n" + line + b"\n" + PLAIN)
+    items = list(read(path))
+    bad = [item for item in items if isinstance(item, BadLine)]
+    assert len(items) == len(LINES) + 2
+    assert [(item.line, item.byte_offset) for item in bad] == [(2, len(LINES[0]) + 1)]
+    assert reason in bad[0].reason
+    assert bad[0].message(path).startswith(f"{path}:2: ")
+
+
+@pytest.mark.parametrize("meta", ["null", "{}", '"x"', '{"pile_set_name": 3}', "[]"])
+def test_documents_without_a_subset(tmp_path: Path, meta: str) -> None:
+    path = write(tmp_path / "a.jsonl", f'{{"text": "x", "meta": {meta}}}'.encode())
+    assert documents(path)[0].subset == NO_SUBSET
+
+
+# ---------------------------------------------------------------- which files
+
+
+def test_folders_and_globs_in_name_order(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["b/2.jsonl.zst", "10.jsonl", "9.gz", "a.parquet", "b/1.jsonl"]
+    litter = ["MANIFEST.json", ".hidden.jsonl", "c.jsonl.part", "README.md", ".git/x.jsonl"]
+    for name in reversed(names + litter):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    expected = ["10.jsonl", "9.gz", "a.parquet", "b/1.jsonl", "b/2.jsonl.zst"]
+    found = find_inputs([str(tmp_path)])
+    assert [path.relative_to(tmp_path).as_posix() for path in found] == expected
+    assert (
+        "ignored .hidden.jsonl, MANIFEST.json, README.md, c.jsonl.part" in capsys.readouterr().err
+    )
+    assert find_inputs([f"{tmp_path}/**/*.jsonl*"]) == [found[0], *found[3:]]
+    assert find_inputs([str(found[3]), str(tmp_path)]) == [found[3], *found[:3], found[4]]
+    assert find_inputs([str(tmp_path / "MANIFEST.json")]) == [tmp_path / "MANIFEST.json"]
+
+
+def test_nothing_found(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("x")
+    with pytest.raises(DataError, match="no such file or folder"):
+        find_inputs([str(tmp_path / "nowhere")])
+    for pattern in (str(tmp_path), f"{tmp_path}/*.jsonl", f"{tmp_path}/*.txt"):
+        with pytest.raises(DataError, match="no corpus files"):
+            find_inputs([pattern])

@@ -1,0 +1,152 @@
+"""Tokenizers: tiktoken's own, trained ones, and what cannot be loaded."""
+
+import base64
+import os
+from pathlib import Path
+
+import pytest
+import tiktoken
+
+from leviathan.data.tokenizer import (
+    END_OF_TEXT,
+    O200K_PATTERN,
+    UnencodableText,
+    load_tokenizer,
+    train_bpe,
+)
+from leviathan.errors import DataError
+
+TEXTS = [
+    "Hello, world!\n\n  def f(x):\n\treturn x  # ½ été 中文 🐍",
+    f"a literal {END_OF_TEXT} in a text",
+    "",
+    " " * 500 + "x",
+    "\r\nnaïve\r\n",
+]
+
+
+@pytest.fixture
+def o200k(shared: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(shared / "data/tiktoken_cache"))
+    return load_tokenizer("o200k_base")
+
+
+def test_trained_file_is_tiktokens_format(tiny_tokenizer: Path) -> None:
+    lines = [line.split() for line in tiny_tokenizer.read_bytes().splitlines()]
+    assert [int(rank) for _, rank in lines] == list(range(600))
+    tokens = [base64.b64decode(token) for token, _ in lines]
+    assert tokens[:256] == [bytes([byte]) for byte in range(256)]
+    assert len(set(tokens)) == 600
+    assert any(len(token) > 4 for token in tokens)
+
+
+def test_trained_tokenizer_round_trips(tiny_tokenizer: Path) -> None:
+    tokenizer = load_tokenizer(tiny_tokenizer)
+    assert (tokenizer.vocab_size, tokenizer.end_of_text) == (601, 600)
+    for text in TEXTS:
+        ids = tokenizer.encode(text)
+        assert tokenizer.decode(ids) == text
+        assert tokenizer.end_of_text not in ids
+    assert tokenizer.decode([600]) == END_OF_TEXT
+    assert tokenizer.decode_bytes(65) == b"A"
+    for threads in (1, 2):
+        batch = tokenizer.encode_batch(TEXTS, threads)
+        assert [ids.tolist() for ids in batch] == [tokenizer.encode(text) for text in TEXTS]
+
+
+def test_training_is_deterministic(tiny_corpus: Path, tiny_tokenizer: Path, tmp_path: Path) -> None:
+    train_bpe([tiny_corpus], 600, tmp_path / "again.tiktoken")
+    assert (tmp_path / "again.tiktoken").read_bytes() == tiny_tokenizer.read_bytes()
+
+
+def test_merges_are_the_frequent_ones(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "low low low lower lowest"}\n')
+    train_bpe([tmp_path / "a.jsonl"], 259, tmp_path / "t.tiktoken")
+    tokenizer = load_tokenizer(tmp_path / "t.tiktoken")
+    assert {tokenizer.decode_bytes(id) for id in (256, 257, 258)} in (
+        {b"lo", b"low", b" low"},
+        {b"ow", b"low", b" low"},
+    )
+
+
+def test_too_little_text(
+    tiny_corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "t.tiktoken"
+    with pytest.raises(DataError, match=r"give only [\d,]+ vocabulary entries, 1,000,000"):
+        train_bpe([tiny_corpus], 1_000_000, out)
+    with pytest.raises(DataError, match="256 single bytes"):
+        train_bpe([tiny_corpus], 200, out)
+    (tmp_path / "empty.jsonl").write_text("")
+    with pytest.raises(DataError, match="no documents"):
+        train_bpe([tmp_path / "empty.jsonl"], 300, out)
+    (tmp_path / "bad.jsonl").write_text('{"txt": "x"}\n')
+    with pytest.raises(DataError, match="no documents"):
+        train_bpe([tmp_path / "bad.jsonl"], 300, out)
+    assert "bad.jsonl:1: no key 'text'" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_save_and_load_keep_everything(tiny_tokenizer: Path, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(tiny_tokenizer)
+    tokenizer.save(tmp_path / "saved")
+    for spec in (tmp_path / "saved", tmp_path / "saved/tokenizer.tiktoken"):
+        loaded = load_tokenizer(spec)
+        assert loaded.fingerprint == tokenizer.fingerprint
+        assert loaded.name == tokenizer.name
+        assert loaded.special_tokens == {END_OF_TEXT: 600}
+
+
+def test_what_cannot_be_loaded(tiny_tokenizer: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="did you mean o200k_base"):
+        load_tokenizer("o200k_bse")
+    with pytest.raises(DataError, match="No such file"):
+        load_tokenizer(tmp_path / "nowhere.tiktoken")
+    ranks = tiny_tokenizer.read_bytes()
+    for name, content, message in [
+        ("cut", b"".join(ranks.splitlines(True)[:200]), "256 single bytes are missing"),
+        ("cut-line", ranks[:-2] + b"x y z\n", r"cut-line.tiktoken:600: expected a base64"),
+        ("twice", ranks + b"QQ== 700\n", "twice"),
+        ("text", b"not a rank file\n", r"text.tiktoken:1"),
+    ]:
+        (tmp_path / f"{name}.tiktoken").write_bytes(content)
+        with pytest.raises(DataError, match=message):
+            load_tokenizer(tmp_path / f"{name}.tiktoken")
+    folder = tmp_path / "mixed"
+    load_tokenizer(tiny_tokenizer).save(folder)
+    (folder / "tokenizer.tiktoken").write_bytes(ranks + b"enp6enp6eg== 600\n")
+    with pytest.raises(DataError, match="fingerprint"):
+        load_tokenizer(folder)
+
+
+def test_text_that_tiktoken_gives_up_on(tiny_tokenizer: Path) -> None:
+    with pytest.raises(UnencodableText) as caught:
+        load_tokenizer(tiny_tokenizer).encode_batch(["fine", " " * 2_000_000], threads=2)
+    assert caught.value.index == 1
+
+
+def test_o200k(o200k, tmp_path: Path) -> None:
+    assert (o200k.vocab_size, o200k.end_of_text) == (200_019, 199_999)
+    assert o200k.pattern == O200K_PATTERN
+    reference = tiktoken.get_encoding("o200k_base")
+    for text in TEXTS:
+        assert o200k.encode(text) == reference.encode_ordinary(text)
+    o200k.save(tmp_path)
+    loaded = load_tokenizer(tmp_path)
+    assert loaded.fingerprint == o200k.fingerprint
+    assert loaded.encode(TEXTS[0]) == o200k.encode(TEXTS[0])
+
+
+@pytest.mark.parametrize(("name", "size"), [("gpt2", 50_257), ("cl100k_base", 100_277)])
+def test_other_names(shared: Path, monkeypatch: pytest.MonkeyPatch, name: str, size: int) -> None:
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(shared / "data/tiktoken_cache"))
+    assert load_tokenizer(name).vocab_size == size
+
+
+def test_without_a_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    for scheme in ("http", "https"):
+        monkeypatch.setenv(f"{scheme}_proxy", "http://127.0.0.1:9")
+    monkeypatch.setitem(os.environ, "no_proxy", "")
+    with pytest.raises(DataError, match="TIKTOKEN_CACHE_DIR"):
+        load_tokenizer("p50k_base")
