@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -38,6 +38,8 @@ from torch.distributed.checkpoint.planner import (
     WriteItemType,
 )
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from leviathan.errors import CheckpointError
 
@@ -207,7 +209,7 @@ class _Unpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name} has no place in a checkpoint")
 
 
-class _Reader(dcp.FileSystemReader):
+class _Reader(FileSystemReader):
     """DCP's reader, whose metadata no longer may run code."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
@@ -216,7 +218,9 @@ class _Reader(dcp.FileSystemReader):
             with path.open("rb") as file:
                 metadata = _Unpickler(file).load()
         except FileNotFoundError:
-            raise CheckpointError(f"{path.parent}: no .metadata: not a finished checkpoint") from None
+            raise CheckpointError(
+                f"{path.parent}: no .metadata: not a finished checkpoint"
+            ) from None
         except (pickle.UnpicklingError, EOFError, AttributeError, ValueError) as error:
             raise CheckpointError(f"{path}: unreadable metadata ({error})") from error
         if not isinstance(metadata, Metadata):
@@ -229,9 +233,9 @@ def save_slices(slices: Iterable[Slice], directory: Path) -> None:
 
     Together the ranks' slices must cover each tensor once.
     """
-    writer, planner = dcp.FileSystemWriter(directory), _SaveSlices(_Pieces(slices))
+    writer, planner = FileSystemWriter(directory), _SaveSlices(_Pieces(slices))
     with _quiet():
-        dcp.save({}, storage_writer=writer, planner=planner, no_dist=not dist.is_initialized())
+        save({}, storage_writer=writer, planner=planner, no_dist=not dist.is_initialized())
 
 
 def stored_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
@@ -248,7 +252,9 @@ def stored_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
     }
 
 
-def check_tensors(directory: Path, expected: Mapping[str, tuple[int, ...]], prefix: str = "") -> None:
+def check_tensors(
+    directory: Path, expected: Mapping[str, tuple[int, ...]], prefix: str = ""
+) -> None:
     """Sees to it that a checkpoint holds exactly the tensors of this model.
 
     Args:
@@ -286,7 +292,7 @@ def load_slices(slices: Iterable[Slice], directory: Path, collective: bool = Tru
     reader, planner = _Reader(directory), _LoadSlices(_Pieces(slices))
     alone = not (collective and dist.is_initialized())
     with _quiet():
-        dcp.load({}, storage_reader=reader, planner=planner, no_dist=alone)
+        load({}, storage_reader=reader, planner=planner, no_dist=alone)
 
 
 @contextmanager

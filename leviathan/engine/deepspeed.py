@@ -1,10 +1,12 @@
 """DeepSpeed ZeRO behind the Engine protocol. The only module that imports deepspeed."""
 
+import io
 import logging
 import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from leviathan.checkpoint.boxes import Slice, check_tensors, load_slices, save_s
 from leviathan.checkpoint.layout import read_state
 from leviathan.checkpoint.load import WEIGHTS
 from leviathan.config.plan import RunPlan
-from leviathan.data.stream import IGNORE, Batch
+from leviathan.data.stream import Batch
 from leviathan.engine import zero
 from leviathan.engine.base import ParamState, SaveHandle, StepStats
 from leviathan.engine.deepspeed_json import deepspeed_json
@@ -30,6 +32,8 @@ def _import_deepspeed(device: torch.device) -> Any:
     if device.type == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     warnings.filterwarnings("ignore", module=r"deepspeed\..*")
+    # It still calls by their former names what torch has renamed.
+    warnings.filterwarnings("ignore", r"`torch\.distributed\..* is deprecated", FutureWarning)
     import deepspeed
     import deepspeed.ops
 
@@ -44,9 +48,7 @@ def _import_deepspeed(device: torch.device) -> Any:
 class DeepSpeedEngine:
     """ZeRO 0–3 over the data-parallel ranks; fp32, or bf16 with fp32 masters."""
 
-    def __init__(
-        self, model_factory: Callable[[], CausalLM], plan: RunPlan, mesh: Mesh
-    ) -> None:
+    def __init__(self, model_factory: Callable[[], CausalLM], plan: RunPlan, mesh: Mesh) -> None:
         config = deepspeed_json(plan)
         deepspeed = _import_deepspeed(mesh.device)
         self._mesh = mesh
@@ -55,9 +57,10 @@ class DeepSpeedEngine:
         model = model_factory()
         self._shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
         self._adamw = build_optimizer(model, plan.config.optim)
-        self._ds, self._wrapped, _, _ = deepspeed.initialize(
-            model=model, optimizer=self._adamw, config=config
-        )
+        with redirect_stdout(io.StringIO()):  # bf16 at stage 1 prints its memory while it starts
+            self._ds, self._wrapped, _, _ = deepspeed.initialize(
+                model=model, optimizer=self._adamw, config=config
+            )
         self._shards = zero.shards_of(self._ds.module, self._wrapped, self._stage, mesh.dp_rank)
 
     # ------------------------------------------------------------ training
@@ -70,7 +73,7 @@ class DeepSpeedEngine:
         each rank's sum is scaled by dp / number.
         """
         mesh = self._mesh
-        valid = sum(int((batch.targets != IGNORE).sum()) for batch in microbatches)
+        valid = sum(batch.n_targets for batch in microbatches)
         tokens = int(mesh.sum(valid)[0]) // mesh.tp
         scale = mesh.dp / max(1, tokens)
         for group in self._adamw.param_groups:
@@ -99,8 +102,8 @@ class DeepSpeedEngine:
         finite check: one number, which needs no further reduction of its own.
         """
         gradients, replicated = zero.reduced_gradients(self._ds.module, self._wrapped)
-        norms = torch._foreach_norm(gradients) if gradients else []
-        squares = sum(float(n.double()) ** 2 for n in norms)
+        norms = [torch.linalg.vector_norm(g, dtype=torch.float32) for g in gradients]
+        squares = float(torch.stack(norms).double().square().sum()) if norms else 0.0
         return squares / self._mesh.dp if replicated else squares
 
     @torch.no_grad()

@@ -79,7 +79,8 @@ def _stage_zero(module: nn.Module, wrapped: Any) -> Iterator[Shard]:
 
 def _stages_one_and_two(module: nn.Module, wrapped: Any) -> Iterator[Shard]:
     """Each group's parameters lie end to end; the ranks hold equal cuts of that."""
-    for name, p in module.named_parameters():
+    for name, parameter in module.named_parameters():
+        p: Any = parameter
         mapping = p._hp_mapping
         if mapping is not None:
             ours, master = mapping.lp_fragment_address, mapping.hp_fragment_address

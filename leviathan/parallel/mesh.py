@@ -1,5 +1,6 @@
 """The ranks of a run, how they are arranged, and the few things they say to one another."""
 
+import atexit
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -66,11 +67,10 @@ class Mesh:
             yield
         except Exception as caught:
             error = caught
-        said = self.gather(None if error is None else (_known_kind(error), str(error)))
-        first = next((entry for entry in said if entry is not None), None)
-        if first is None:
+        if not self.any(error is not None):
             return
-        kind, text = first
+        said = self.gather(None if error is None else (_known_kind(error), str(error)))
+        kind, text = next(entry for entry in said if entry is not None)
         if error is not None and (kind is None or str(error) == text):
             raise error
         raise (kind or RuntimeError)(text)
@@ -81,7 +81,7 @@ def _known_kind(error: Exception) -> type[LeviathanError] | None:
 
 
 def init_mesh(env: LaunchEnv, tp: int) -> Mesh:
-    """Joins the process group and picks this rank's device.
+    """Joins the process group, once in a process's life, and picks this rank's device.
 
     Raises:
         ConfigError: tp does not divide the world, or the other ranks cannot be reached.
@@ -95,6 +95,8 @@ def init_mesh(env: LaunchEnv, tp: int) -> Mesh:
     if not dist.is_initialized():
         # Gloo serves the small CPU values of this class also where gradients go through NCCL.
         dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
+        # Not sooner: DeepSpeed holds on to the group, and a second run in this process needs it.
+        atexit.register(leave_mesh)
     return Mesh(env.rank, env.world_size, tp, device)
 
 

@@ -8,7 +8,7 @@ from leviathan.config.plan import RunPlan
 from leviathan.config.schema import RunConfig
 from leviathan.console import progress_bar, say
 from leviathan.data.format import DatasetInfo
-from leviathan.data.stream import IGNORE, TrainStream, check_fits, eval_batches
+from leviathan.data.stream import TrainStream, check_fits, eval_batches
 from leviathan.engine import build_engine
 from leviathan.engine.base import Engine, StepStats
 from leviathan.errors import LeviathanError
@@ -17,7 +17,7 @@ from leviathan.model.init import init_weights
 from leviathan.model.transformer import CausalLM
 from leviathan.optim import lr_at
 from leviathan.parallel.launch_env import read_launch_env, share_cores
-from leviathan.parallel.mesh import Mesh, init_mesh, leave_mesh
+from leviathan.parallel.mesh import Mesh, init_mesh
 from leviathan.train.metrics import Metrics
 from leviathan.train.run_dir import Start, describe, find_start, occupied
 from leviathan.train.signals import StopSignal
@@ -35,18 +35,15 @@ def train(config: RunConfig) -> None:
     plan = RunPlan(config, env.world_size)
     share_cores(env)
     mesh = init_mesh(env, config.parallel.tp)
-    try:
-        with occupied(config.run_dir, mesh), StopSignal(mesh) as signal:
-            with mesh.together():
-                info = DatasetInfo.load(config.data.path)
-                check_fits(info, config.model, config.train.global_batch_size)
-            start = find_start(config, info, mesh)
-            if start.step >= config.train.steps:
-                say(f"{config.run_dir}: complete after {start.step:,} steps, nothing to do.")
-                return
-            _run(plan, mesh, info, start, signal)
-    finally:
-        leave_mesh()
+    with occupied(config.run_dir, mesh), StopSignal(mesh) as signal:
+        with mesh.together():
+            info = DatasetInfo.load(config.data.path)
+            check_fits(info, config.model, config.train.global_batch_size)
+        start = find_start(config, info, mesh)
+        if start.step >= config.train.steps:
+            say(f"{config.run_dir}: complete after {start.step:,} steps, nothing to do.")
+            return
+        _run(plan, mesh, info, start, signal)
 
 
 def _run(plan: RunPlan, mesh: Mesh, info: DatasetInfo, start: Start, signal: StopSignal) -> None:
@@ -69,9 +66,10 @@ def _run(plan: RunPlan, mesh: Mesh, info: DatasetInfo, start: Start, signal: Sto
     stream = TrainStream(
         data.path, config.seed, data.shuffle_window, batch.global_batch_size, batch.micro_batch_size
     )
+    validates = "val" in info.splits and info.split("val").rows > 0
     with progress_bar("train", total=steps, start=start.step) as bar:
         for step in range(start.step, steps):
-            with metrics.waiting():
+            with metrics.waiting(), mesh.together():
                 microbatches = stream.microbatches(step, mesh.dp_rank, mesh.dp)
             lr = lr_at(config.optim, steps, step)
             stats = engine.train_step(microbatches, lr)
@@ -81,8 +79,9 @@ def _run(plan: RunPlan, mesh: Mesh, info: DatasetInfo, start: Start, signal: Sto
             if plan.is_due("log", done) or done == 1:
                 metrics.log(done, stats, lr)
             if stats.skipped:
-                _warn_skipped(done, metrics, config.optim.max_skipped, stream.row_numbers(step))
-            if plan.is_due("evaluate", done):
+                rows = stream.row_numbers(step).tolist()
+                _warn_skipped(done, metrics, config.optim.max_skipped, rows)
+            if validates and plan.is_due("evaluate", done):
                 with metrics.apart():
                     loss = validation_loss(engine, config, mesh)
                 metrics.write(step=done, val_loss=loss)
@@ -91,7 +90,9 @@ def _run(plan: RunPlan, mesh: Mesh, info: DatasetInfo, start: Start, signal: Sto
                 with metrics.apart():
                     _save(engine, config, mesh, info, metrics, done)
             if stop and done < steps:
-                say(f"Told to stop: saved after step {done:,}; the same command goes on from there.")
+                say(
+                    f"Told to stop: saved after step {done:,}; the same command goes on from there."
+                )
                 return
     say(f"{config.run_dir}: complete after {steps:,} steps.")
 
@@ -109,7 +110,7 @@ def validation_loss(engine: Engine, config: RunConfig, mesh: Mesh) -> float:
     size = config.train.micro_batch_size
     for batch in eval_batches(config.data.path, "val", size, mesh.dp_rank, mesh.dp):
         nll += float(engine.score(batch).nll.double().sum())
-        targets += int((batch.targets != IGNORE).sum())
+        targets += batch.n_targets
     nll_sum, target_sum = mesh.sum(nll, targets)
     return nll_sum / max(1, target_sum)
 
@@ -131,11 +132,12 @@ def _save(
 
 
 def _note(stats: StepStats, metrics: Metrics, steps_left: int) -> str:
-    rate = metrics.tokens_per_s
-    note = f"loss {stats.loss:.4f} · {rate:,.0f} tokens/s"
-    if rate and stats.tokens:
-        left = timedelta(seconds=round(steps_left * stats.tokens / rate))
-        note += f" · {left} left"
+    rate = metrics.steady_tokens_per_s
+    note = f"loss {stats.loss:.4f}"
+    if rate:
+        note += f" · {rate:,.0f} tokens/s"
+    if rate and steps_left:
+        note += f" · {timedelta(seconds=round(steps_left * stats.tokens / rate))} left"
     return note
 
 

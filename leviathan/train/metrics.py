@@ -46,6 +46,7 @@ class Metrics:
         self._flops_per_token = flops_per_token
         self._peak = _peak_flops() * world_size
         self._restart_clock()
+        self._steady: tuple[float, int] | None = None
         if writes:
             rewind(path, step)
 
@@ -64,13 +65,28 @@ class Metrics:
         """Time spent inside (evaluation, saving) is not training time."""
         begin = time.perf_counter()
         yield
-        self._since += time.perf_counter() - begin
+        self._skip_time(time.perf_counter() - begin)
+
+    def _skip_time(self, seconds: float) -> None:
+        self._since += seconds
+        if self._steady is not None:
+            self._steady = (self._steady[0] + seconds, self._steady[1])
 
     def add(self, stats: StepStats) -> None:
         """Counts one step."""
         self.tokens += stats.tokens
         self.skipped += stats.skipped
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if stats.skipped else 0
+        if self._steady is None:  # the first step also warms up; steady speed is counted from here
+            self._steady = (time.perf_counter(), self.tokens)
+
+    @property
+    def steady_tokens_per_s(self) -> float:
+        """Target tokens a second since the first step of this process; 0 before the second."""
+        if self._steady is None:
+            return 0.0
+        since, tokens = self._steady
+        return (self.tokens - tokens) / max(1e-9, time.perf_counter() - since)
 
     @property
     def tokens_per_s(self) -> float:

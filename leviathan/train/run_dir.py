@@ -81,7 +81,8 @@ def find_start(config: RunConfig, info: DatasetInfo, mesh: Mesh) -> Start:
             raise CheckpointError(
                 f"{checkpoint}: trained on another data set (fingerprint "
                 f"{state['data_fingerprint'][:12]}…) than {config.data.path} "
-                f"({info.fingerprint[:12]}…): point data.path to the former, or choose another run_dir"
+                f"({info.fingerprint[:12]}…): point data.path to the former, or "
+                "choose another run_dir"
             )
     return Start(state["step"], state["tokens"], state["skipped"], checkpoint)
 

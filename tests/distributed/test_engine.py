@@ -6,6 +6,7 @@ One launch runs everything: a cold start of two ranks costs more than all the st
 import itertools
 import json
 import math
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from leviathan.config.schema import RunConfig
 from leviathan.data.stream import IGNORE, Batch
 from leviathan.engine import build_engine
 from leviathan.errors import CheckpointError
+from leviathan.model.transformer import CausalLM
 from leviathan.optim import lr_at
 from leviathan.parallel.launch_env import read_launch_env
 from leviathan.parallel.mesh import init_mesh, leave_mesh
@@ -24,13 +26,17 @@ from leviathan.train.loop import new_model
 
 STEPS, ROWS, MICRO, SEQ = 4, 6, 2, 16  # 6 rows on 2 ranks in micro-batches of 2: accumulation 2
 
-# fp32 sums in another order (two ranks, partitioned norms): a few units in the last place of the
-# loss. Adam divides by √v, so that where gradients are near zero an update of size lr may differ
-# by a larger share of itself: the bound for weights is a small part of one update (lr = 1e-2).
-LOSS_TOLERANCE = 1e-5
-WEIGHT_TOLERANCE = 2e-4
-# bf16 keeps 8 bits: one rounding is 4e-3 of a value. Loss about 4.2 nats after a few steps.
-BF16_LOSS_TOLERANCE = 5e-2
+# fp32 sums in another order (two ranks, partitioned norms): seen 1.5e-7 relative, which is one unit
+# in the last place, for losses and norms.
+FP32_TOLERANCE = 2e-6
+# Adam divides by √v, so where gradients are near zero their rounding is a larger share of an update
+# of size lr = 1e-2. Seen: 7e-6.
+WEIGHT_TOLERANCE = 5e-5
+# Nats of one token, from weights that differ by up to WEIGHT_TOLERANCE.
+SCORE_TOLERANCE = 5e-4
+# bf16 keeps 8 bits, so one rounding is 4e-3 of a value; averaged over all targets the loss of about
+# 4 nats was seen to differ by 3e-3.
+BF16_LOSS_TOLERANCE = 2e-2
 
 TIED = {"kind": "tied"}
 LEVIATHAN = {"kind": "leviathan", "d_seed": 8, "heads": 2, "knots": 4, "rank": 4}
@@ -112,7 +118,7 @@ def bare_loop(run):
         loss = model(inputs, targets) / (targets != IGNORE).sum()
         loss.backward()
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)))
-        losses.append(float(loss))
+        losses.append(loss.item())
         optimizer.step()
         optimizer.zero_grad()
     return losses, norms, {name: p.detach() for name, p in model.named_parameters()}
@@ -127,7 +133,8 @@ def advance(engine, run, mesh, first, last):
 
 
 def whole_state(engine):
-    return {s.name: torch.stack([s.weight, s.exp_avg, s.exp_avg_sq]) for s in engine.iter_full_state()}
+    states = engine.iter_full_state()
+    return {s.name: torch.stack([s.weight, s.exp_avg, s.exp_avg_sq]) for s in states}
 
 
 def build(run, mesh):
@@ -141,8 +148,8 @@ def check_parity(tmp_path, mesh):
         losses, norms, weights = bare_loop(run)
         engine = build(run, mesh)
         found_losses, found_norms = advance(engine, run, mesh, 0, STEPS)
-        assert found_losses == pytest.approx(losses, rel=LOSS_TOLERANCE), label
-        assert found_norms == pytest.approx(norms, rel=10 * LOSS_TOLERANCE), label
+        assert found_losses == pytest.approx(losses, rel=FP32_TOLERANCE), label
+        assert found_norms == pytest.approx(norms, rel=FP32_TOLERANCE), label
         state = whole_state(engine)
         assert state.keys() == weights.keys()
         for name, weight in weights.items():
@@ -158,7 +165,7 @@ def check_score(engine, mesh, weights, run):
     expected = model.score(batch.input_ids, batch.targets).nll
     found = engine.score(batch)
     assert found.nll.shape == batch.input_ids.shape
-    assert float((found.nll - expected).abs().max()) < 100 * WEIGHT_TOLERANCE
+    assert float((found.nll - expected).abs().max()) < SCORE_TOLERANCE
     assert not found.nll.requires_grad
 
 
@@ -228,23 +235,16 @@ def check_skipping(tmp_path, mesh):
         assert engine.optimizer_steps == 2
 
 
-class poisoned:  # noqa: N801
+@contextmanager
+def poisoned(active):
     """Makes every loss infinite on this rank."""
-
-    def __init__(self, active):
-        self.active = active
-
-    def __enter__(self):
-        from leviathan.model.transformer import CausalLM
-
-        self.forward = CausalLM.forward
-        if self.active:
-            CausalLM.forward = lambda model, *a, **k: self.forward(model, *a, **k) * math.inf
-
-    def __exit__(self, *_):
-        from leviathan.model.transformer import CausalLM
-
-        CausalLM.forward = self.forward
+    forward = CausalLM.forward
+    if active:
+        CausalLM.forward = lambda model, *a, **k: forward(model, *a, **k) * math.inf
+    try:
+        yield
+    finally:
+        CausalLM.forward = forward
 
 
 def check_bf16(tmp_path, mesh):
@@ -267,4 +267,4 @@ def on_each_rank(folder, *checks):
 
 def test_two_ranks_equal_one_process_and_resume_bit_for_bit(tmp_path):
     checks = [check_parity, check_resume, check_other_stage, check_other_model, check_skipping]
-    run_ranks(on_each_rank, 2, str(tmp_path), *checks, check_bf16, timeout=170)
+    run_ranks(on_each_rank, 2, str(tmp_path), *checks, check_bf16, timeout=400)

@@ -1,3 +1,4 @@
+import itertools
 import math
 import pickle
 
@@ -48,7 +49,7 @@ def cuts(tensors, pieces):
     """Every tensor cut into `pieces` flat slices of about equal length."""
     for key, tensor in tensors.items():
         edges = [tensor.numel() * i // pieces for i in range(pieces + 1)]
-        for first, last in zip(edges, edges[1:], strict=False):
+        for first, last in itertools.pairwise(edges):
             yield Slice(key, tuple(tensor.shape), first, tensor.view(-1)[first:last])
 
 
@@ -71,9 +72,9 @@ def test_any_layout_reads_what_any_other_wrote(tmp_path, written, read):
 def test_another_models_tensors_are_named(tmp_path):
     save_slices(cuts({"model.a": torch.randn(4, 4), "model.b": torch.randn(2)}, 1), tmp_path)
     check_tensors(tmp_path, {"model.a": (4, 4), "model.b": (2,)})
-    with pytest.raises(CheckpointError, match="another model.*model.a: 4×5 here, 4×4 there"):
+    with pytest.raises(CheckpointError, match=r"another model.*model\.a: 4×5 here, 4×4 there"):
         check_tensors(tmp_path, {"model.a": (4, 5), "model.b": (2,)})
-    with pytest.raises(CheckpointError, match="model.b: none here, 2 there"):
+    with pytest.raises(CheckpointError, match=r"model\.b: none here, 2 there"):
         check_tensors(tmp_path, {"model.a": (4, 4)})
 
 

@@ -1,0 +1,105 @@
+"""A run folder belongs to one run, and to one process group at a time."""
+
+import json
+
+import pytest
+
+from leviathan.checkpoint.boxes import save_slices
+from leviathan.checkpoint.save import save_checkpoint
+from leviathan.config.schema import RunConfig
+from leviathan.data.format import DatasetInfo
+from leviathan.errors import CheckpointError, ConfigError
+from leviathan.train.run_dir import Start, describe, find_start, occupied
+
+
+@pytest.fixture
+def make(tmp_path, tiny_dataset):
+    """A run's configuration, with any part of it changed."""
+
+    def config(**changes):
+        model = {"d_model": 8, "n_layers": 1, "n_heads": 2, "vocab_size": 601, "seq_len": 32}
+        run = {
+            "run_dir": str(tmp_path / "run"),
+            "data": {"path": str(tiny_dataset)},
+            "model": {**model, "embedding": {"kind": "tied"}},
+            "train": {"steps": 9, "global_batch_size": 4, "micro_batch_size": 2},
+        }
+        for name, values in changes.items():
+            run[name] = {**run.get(name, {}), **values} if isinstance(values, dict) else values
+        return RunConfig.model_validate(run)
+
+    return config
+
+
+@pytest.fixture
+def begun(make, mesh, tiny_dataset):
+    """A run with one checkpoint, after step 3; gives its data set's description."""
+    info = DatasetInfo.load(tiny_dataset)
+
+    def begin(config):
+        state = {"step": 3, "tokens": 300, "skipped": 1, "data_fingerprint": info.fingerprint}
+        save_checkpoint(config, mesh, state, lambda folder: save_slices([], folder))
+        return info
+
+    return begin
+
+
+def test_a_new_folder_starts_at_step_zero(make, mesh, tiny_dataset):
+    assert find_start(make(), DatasetInfo.load(tiny_dataset), mesh) == Start()
+
+
+def test_going_on_with_other_batches_in_memory_and_other_intervals(make, mesh, begun):
+    info = begun(make())
+    changed = make(
+        train={"micro_batch_size": 1, "log_every": 1, "eval_every": 5},
+        engine={"kind": "deepspeed", "zero_stage": 2},
+        checkpoint={"every": 2, "keep_last": 9},
+    )
+    start = find_start(changed, info, mesh)
+    assert (start.step, start.tokens, start.skipped) == (3, 300, 1)
+    assert start.checkpoint is not None
+    assert start.checkpoint.name == "step-00000003"
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"seed": 2}, "seed: 1234 in the run so far, 2 now"),
+        ({"optim": {"lr": 0.5}}, "optim.lr: 0.001 in the run so far, 0.5 now"),
+        ({"train": {"steps": 12}}, "train.steps: 9 in the run so far, 12 now"),
+        ({"train": {"global_batch_size": 8}}, "train.global_batch_size: 4"),
+        ({"data": {"shuffle_window": 5}}, "data.shuffle_window: 10000"),
+        ({"model": {"embedding": {"kind": "leviathan"}}}, "model.embedding.kind: tied"),
+    ],
+)
+def test_another_run_is_refused_and_every_difference_named(make, mesh, begun, change, named):
+    info = begun(make())
+    with pytest.raises(ConfigError) as error:
+        find_start(make(**change), info, mesh)
+    assert named in str(error.value)
+
+
+def test_a_constant_schedule_may_go_on_for_longer(make, mesh, begun):
+    info = begun(make(optim={"schedule": "constant"}))
+    longer = make(optim={"schedule": "constant"}, train={"steps": 20})
+    assert find_start(longer, info, mesh).step == 3
+
+
+def test_another_data_set_is_refused(make, mesh, begun):
+    info = begun(make())
+    other = info.model_copy(update={"fingerprint": "0" * 64})
+    with pytest.raises(CheckpointError, match=r"another data set .*choose another run_dir"):
+        find_start(make(), other, mesh)
+
+
+def test_only_one_process_group_works_in_a_folder(make, mesh):
+    run_dir = make().run_dir
+    with (
+        occupied(run_dir, mesh),
+        pytest.raises(ConfigError, match="another process is training there"),
+        occupied(run_dir, mesh),
+    ):
+        pass
+    with occupied(run_dir, mesh):
+        describe(make(), mesh, Start())
+    assert json.loads((run_dir / "run.json").read_text())["world_size"] == 1
