@@ -6,6 +6,7 @@ standard error. Exit status: 0 done, 2 wrong input, 1 our fault.
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -50,17 +51,25 @@ Checkpoint = Annotated[
 ]
 
 
-def _report(result: dict[str, Any], as_json: bool) -> None:
-    """Prints a result: one JSON line, or a plain two-column table."""
+def _show(
+    result: dict[str, Any], as_json: bool, as_text: Callable[[dict[str, Any]], str] | None = None
+) -> None:
+    """Prints a result: one JSON line, or as people read it."""
     if as_json:
         print(json.dumps(result, allow_nan=False))
-        return
+    else:
+        print((as_text or _lines)(result))
+
+
+def _lines(result: dict[str, Any]) -> str:
+    """A result without a table of its own: a line a value."""
+    lines: list[str] = []
     for key, value in result.items():
         if isinstance(value, dict) and all(isinstance(part, dict) for part in value.values()):
-            for name, parts in value.items():
-                print(f"{key:>24}  {name}: {_plain(parts)}")
+            lines += [f"{key:>24}  {name}: {_plain(parts)}" for name, parts in value.items()]
         else:
-            print(f"{key:>24}  {_plain(value)}")
+            lines.append(f"{key:>24}  {_plain(value)}")
+    return "\n".join(lines)
 
 
 def _plain(value: Any) -> str:
@@ -104,7 +113,7 @@ def prep(config: Config, overrides: Overrides = None, as_json: AsJson = False) -
     loaded = load_config(config, overrides or [], PrepConfig)
     from leviathan.data.prepare import prepare
 
-    _report(prepare(loaded), as_json)
+    _show(prepare(loaded), as_json)
 
 
 @data_app.command("verify")
@@ -112,7 +121,7 @@ def data_verify(directory: Path, as_json: AsJson = False) -> None:
     """Checks every file of a data set against its hashes and counts; exit 2 names what is wrong."""
     from leviathan.data.prepare import verify
 
-    _report(verify(directory), as_json)
+    _show(verify(directory), as_json)
 
 
 @data_app.command("info")
@@ -120,7 +129,7 @@ def data_info(directory: Path, as_json: AsJson = False) -> None:
     """Shows what a data set holds: documents, tokens, rows, tokenizer, fingerprint."""
     from leviathan.data.format import DatasetInfo
 
-    _report(DatasetInfo.load(directory).summary(), as_json)
+    _show(DatasetInfo.load(directory).summary(), as_json)
 
 
 @app.command("params")
@@ -136,7 +145,7 @@ def params(config: Config, overrides: Overrides = None, as_json: AsJson = False)
     model = load_config(config, overrides or [], schema).model
     from leviathan.model.accounting import account
 
-    _report(asdict(account(model)), as_json)
+    _show(asdict(account(model)), as_json)
 
 
 @app.command("train")
@@ -160,7 +169,7 @@ def checkpoint_ls(run_dir: Path, as_json: AsJson = False) -> None:
     from leviathan.checkpoint.layout import complete_checkpoints
 
     found = {path.name: str(path) for path in complete_checkpoints(run_dir)}
-    _report(found, as_json)
+    _show(found, as_json)
 
 
 @checkpoint_app.command("verify")
@@ -170,7 +179,7 @@ def checkpoint_verify(checkpoint: Checkpoint, as_json: AsJson = False) -> None:
     from leviathan.checkpoint.manifest import verify_manifest
 
     path = resolve_checkpoint(checkpoint)
-    _report({"checkpoint": str(path), "files": verify_manifest(path)}, as_json)
+    _show({"checkpoint": str(path), "files": verify_manifest(path)}, as_json)
 
 
 @app.command("perplexity")
@@ -183,8 +192,10 @@ def perplexity(
 ) -> None:
     """Scores a whole split: nats per token, perplexity and bits per byte, also by subset."""
     from leviathan.evaluate.perplexity import perplexity as run
+    from leviathan.evaluate.perplexity import perplexity_table
 
-    _report(run(checkpoint, data, split=split, batch_size=batch_size), as_json)
+    result = run(checkpoint, data, split=split, batch_size=batch_size)
+    _show(result, as_json, perplexity_table)
 
 
 @app.command("frequency")
@@ -206,10 +217,7 @@ def frequency(
         from leviathan.analysis.plots import save_frequency
 
         save_frequency(result, out)
-    if as_json:
-        _report(result, as_json)
-    else:
-        print(frequency_table(result))
+    _show(result, as_json, frequency_table)
 
 
 @app.command("eval")
@@ -231,10 +239,7 @@ def evaluate(
 
     names = [name.strip() for name in tasks.split(",") if name.strip()]
     result = run_tasks(checkpoint, names, task_data, limit, batch_size)
-    if as_json:
-        _report(result, as_json)
-    else:
-        print(results_table(result))
+    _show(result, as_json, results_table)
 
 
 @app.command("report")
@@ -244,13 +249,10 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Compares runs on one HTML page: curves, table, loss by token frequency, costs."""
-    from leviathan.analysis.report import build_report, terminal_table
+    from leviathan.analysis.report import terminal_table
 
     result = build_report(runs, out)
-    if as_json:
-        _report(result, as_json)
-    else:
-        print(terminal_table(result))
+    _show(result, as_json, terminal_table)
 
 
 @app.command("export")
@@ -270,7 +272,7 @@ def export(
     """
     from leviathan.export.hf_llama import export as run
 
-    _report(run(checkpoint, out, dtype=dtype, verify=verify), as_json)
+    _show(run(checkpoint, out, dtype=dtype, verify=verify), as_json)
 
 
 def main() -> None:

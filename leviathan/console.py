@@ -1,11 +1,13 @@
 """What people see: everything but results goes to standard error, from rank 0 only."""
 
+import io
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -30,6 +32,21 @@ def say(text: str, style: str | None = None) -> None:
     """Prints one line to standard error on rank 0; `text` is never read as rich markup."""
     if is_rank_zero():
         console.print(text, style=style, markup=False)
+
+
+def as_text(*tables: RenderableType) -> str:
+    """Tables as text for standard output: coloured on a terminal, as wide as need be elsewhere."""
+    terminal = sys.stdout.isatty()
+    page = Console(
+        file=io.StringIO(),
+        force_terminal=terminal,
+        width=None if terminal else 200,
+        highlight=False,
+    )
+    for table in tables:
+        page.print(table)
+    assert isinstance(page.file, io.StringIO)
+    return page.file.getvalue().rstrip()
 
 
 class Bar:

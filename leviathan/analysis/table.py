@@ -1,13 +1,12 @@
 """The comparison table: one row a quantity, one column a run; for the page and for the terminal."""
 
-import io
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
+
+from leviathan.console import as_text
 
 MISSING = "–"
 
@@ -76,24 +75,10 @@ def terminal_table(report: dict[str, Any]) -> str:
             table.add_section()
         section = row.section
         table.add_row(row.name, *(f"{value}  {change}".rstrip() for value, change in row.cells))
-    lines = [render(table)]
+    lines = [as_text(table)]
     if report["pairing"]["note"]:
         lines.append(report["pairing"]["note"])
     return "\n".join([*lines, report["verdict"]])
-
-
-def render(table: Table) -> str:
-    """A rich table as a string, as wide as it needs to be where there is no terminal."""
-    terminal = sys.stdout.isatty()
-    console = Console(
-        file=io.StringIO(),
-        force_terminal=terminal,
-        width=None if terminal else 200,
-        highlight=False,
-    )
-    console.print(table)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue().rstrip()
 
 
 def number(value: float | None, digits: int) -> str:

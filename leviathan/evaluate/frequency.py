@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
+from leviathan.console import as_text
 from leviathan.data.format import COUNTS_FILE
 from leviathan.errors import DataError
 from leviathan.evaluate.scoring import (
@@ -90,11 +90,7 @@ def frequency_table(result: dict[str, Any]) -> str:
         "absolute": "occurrences in training",
         "relative": "share of training tokens",
     }
-    console = Console(width=160, highlight=False)
-    with console.capture() as capture:
-        for scale, name in names.items():
-            console.print(_rich_table(result, scale, name))
-    return capture.get().rstrip()
+    return as_text(*(_rich_table(result, scale, name) for scale, name in names.items()))
 
 
 def _label(loaded: Loaded, taken: Sequence[str]) -> str:

@@ -24,10 +24,9 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.evaluator import evaluate
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
-from rich.console import Console
 from rich.table import Table
 
-from leviathan.console import progress_bar, say
+from leviathan.console import as_text, progress_bar, say
 from leviathan.data.tokenizer import Tokenizer
 from leviathan.errors import ConfigError, DataError
 from leviathan.evaluate.offline import dataset_cache, offline
@@ -225,10 +224,7 @@ def results_table(result: dict[str, Any]) -> str:
             shown = f"{value:.4f}" if isinstance(value, float | int) else "not a number"
             spread = f"{error:.4f}" if isinstance(error, float | int) else ""
             table.add_row(task, metric, shown, spread, str(samples))
-    console = Console(width=120, highlight=False)
-    with console.capture() as capture:
-        console.print(table)
-    return capture.get().rstrip()
+    return as_text(table)
 
 
 def _load_tasks(names: list[str], task_data: Path | None, scratch: Path) -> Any:

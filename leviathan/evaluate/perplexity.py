@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.table import Table
 
+from leviathan.console import as_text
 from leviathan.data.tokenizer import Tokenizer
 from leviathan.evaluate.scoring import data_identity, open_checkpoint, open_data, score_split
 
@@ -55,6 +57,19 @@ def perplexity(
     # The report is about held-out text; a training-split figure must not stand in its place.
     loaded.file("perplexity.json" if split == "val" else f"perplexity_{split}.json", result)
     return result
+
+
+def perplexity_table(result: dict[str, Any]) -> str:
+    """The result as text: the whole split first, then its subsets."""
+    split, step = result["data"]["split"], result["step"]
+    table = Table(title=f"Step {step:,} on the {split} split", title_justify="left")
+    for head in ("", "nats per token", "perplexity", "bits per byte", "tokens"):
+        table.add_column(head, justify="right" if head else "left")
+    for name, figures in {"all": result, **result["by_subset"]}.items():
+        values = (figures[key] for key in ("nats_per_token", "perplexity", "bits_per_byte"))
+        shown = ["–" if value is None else f"{value:,.4f}" for value in values]
+        table.add_row(name, *shown, f"{figures['tokens']:,}")
+    return as_text(table)
 
 
 def token_bytes(tokenizer: Tokenizer) -> np.ndarray:
