@@ -249,7 +249,7 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Compares runs on one HTML page: curves, table, loss by token frequency, costs."""
-    from leviathan.analysis.report import terminal_table
+    from leviathan.analysis.report import build_report, terminal_table
 
     result = build_report(runs, out)
     _show(result, as_json, terminal_table)
