@@ -144,7 +144,7 @@ def _duration(run: dict[str, Any]) -> str:
     seconds = run["train_seconds"]
     if seconds is None:
         return MISSING
-    if seconds < 90:
+    if seconds < 600:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
