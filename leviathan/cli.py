@@ -56,6 +56,8 @@ def _report(result: dict[str, Any], as_json: bool) -> None:
         print(json.dumps(result, allow_nan=False))
         return
     for key, value in result.items():
+        if value is None:
+            continue
         if isinstance(value, dict) and all(isinstance(part, dict) for part in value.values()):
             for name, parts in value.items():
                 print(f"{key:>24}  {name}: {_plain(parts)}")

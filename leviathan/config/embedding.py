@@ -110,7 +110,7 @@ class MatchedConfig(InputEmbeddingConfig):
         assert self.match_parameters is not None, "not resolved"
         size, target = self.parameters(vocabulary, d_model), self.match_parameters
         width, off = getattr(self, self.free_width), size - target
-        return Match(self.free_width, width, size, target, off, round(100 * off / target, 3))
+        return Match(self.free_width, width, size, target, off, round(100 * off / target, 3) + 0.0)
 
 
 # ---------------------------------------------------------------- tables
