@@ -17,13 +17,12 @@ from leviathan.config.strict import PositiveInt, Strict
 Digits = Annotated[int, Field(gt=0, description="k: digits per token id")]
 Base = Annotated[int | None, Field(ge=2, description="b; left out: the least b with b^k ≥ V")]
 SeedWidth = Annotated[int, Field(gt=0, description="d: width of the codebooks' seed")]
-LatentScale = Annotated[
-    Literal["outside", "inside"], Field(description="σ(½·LN(x)) or σ(LN(½·x))")
-]
+LatentScale = Annotated[Literal["outside", "inside"], Field(description="σ(½·LN(x)) or σ(LN(½·x))")]
 InitStd = Annotated[
     float | None,
     Field(gt=0, strict=False, description="std of E at step 0, by scaling; null leaves it"),
 ]
+
 
 @dataclass(frozen=True)
 class Match:

@@ -13,7 +13,6 @@ from torch.func import functional_call
 
 from leviathan.config.schema import ModelConfig
 
-
 CALIBRATION_IDS = 1024
 
 
