@@ -204,6 +204,10 @@ def frequency(
     from leviathan.evaluate.frequency import frequency_table
 
     result = run(checkpoints, data, out)
+    if out is not None:
+        from leviathan.analysis.plots import save_frequency
+
+        save_frequency(result, out)
     if as_json:
         _report(result, as_json)
     else:

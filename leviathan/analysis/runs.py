@@ -1,0 +1,226 @@
+"""One training run as its folder tells it: configuration, curves, evaluations. Files only."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from leviathan.config.load import read_yaml
+from leviathan.errors import DataError
+from leviathan.evaluate.strata import Strata
+
+FINAL_SHARE = 0.1  # the "final" training loss is the mean over this last share of the steps
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run folder holds, read once.
+
+    Attributes:
+        path: the run folder.
+        config: the resolved configuration as plain dicts.
+        metrics: logged steps, each key an array over them ("step", "loss", "tokens_per_s", …).
+        validation: rows (step, nats per token) in the order of steps, [N, 2].
+        facts: run.json and the newest checkpoint's state.json, merged; {} where neither is there.
+        evaluated_step: step of the newest evaluation, None without one.
+        perplexity, lm_eval: that evaluation's results, None where it was not run.
+        strata: its per-document losses, None where `leviathan frequency` was not run.
+        tokenizer, data: fingerprints of what was trained on; None where no file says.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    metrics: dict[str, np.ndarray]
+    validation: np.ndarray
+    facts: dict[str, Any]
+    evaluated_step: int | None
+    perplexity: dict[str, Any] | None
+    lm_eval: dict[str, Any] | None
+    strata: Strata | None
+    tokenizer: str | None
+    data: str | None
+
+    @property
+    def kind(self) -> str:
+        """Kind of the input embedding."""
+        return self.config["model"]["embedding"]["kind"]
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Targets in one optimizer step (rows padded at a stream's tail count as full)."""
+        return self.config["train"]["global_batch_size"] * self.config["model"]["seq_len"]
+
+    @property
+    def step(self) -> int:
+        """Last logged step."""
+        return int(self.metrics["step"][-1])
+
+    @property
+    def planned_steps(self) -> int:
+        """Steps the configuration asks for."""
+        return self.config["train"]["steps"]
+
+    @property
+    def train_loss(self) -> float | None:
+        """Mean logged training loss over the last tenth of the steps, nats per token."""
+        step, loss = self.metrics["step"], self.metrics["loss"]
+        last = loss[(step > (1 - FINAL_SHARE) * step[-1]) & np.isfinite(loss)]
+        return float(last.mean()) if len(last) else None
+
+    @property
+    def validation_loss(self) -> float | None:
+        """Nats per token on the validation split: the whole-split evaluation, else the loop's."""
+        if self.perplexity is not None:
+            return self.perplexity["nats_per_token"]
+        return float(self.validation[-1, 1]) if len(self.validation) else None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Median speed over the logged steps but the first, which pays for warm-up."""
+        speed = self.metrics.get("tokens_per_s")
+        if speed is None:
+            return None
+        speed = speed[np.isfinite(speed)]
+        speed = speed[1:] if len(speed) > 1 else speed
+        return float(np.median(speed)) if len(speed) else None
+
+    @property
+    def train_seconds(self) -> float | None:
+        """Time spent in training steps: every logged interval at its own speed."""
+        speed = self.metrics.get("tokens_per_s")
+        if speed is None or not np.all(speed > 0):
+            return None
+        intervals = np.diff(self.metrics["step"], prepend=0) * self.tokens_per_step
+        return float((intervals / speed).sum())
+
+    @property
+    def parameters(self) -> dict[str, int] | None:
+        """Parameters by part, as the train loop or an evaluation recorded them."""
+        for source in (self.facts, self.perplexity or {}):
+            found = source.get("parameters")
+            if isinstance(found, dict) and "total" in found:
+                return found
+        return None
+
+
+def load_run(path: Path) -> Run:
+    """Reads a run folder.
+
+    Raises:
+        DataError: there is no run in this folder, or one of its files is damaged.
+    """
+    config = _read_config(path)
+    metrics, validation = _read_metrics(path / "metrics.jsonl")
+    facts = _newest_state(path) | (read_json(path / "run.json") or {})
+    evaluation = _newest_evaluation(path)
+    step = int(evaluation.name.removeprefix("step-")) if evaluation else None
+    results = evaluation or path / "evaluation"
+    strata_file = results / "frequency.npz"
+    tokenizer, data = _fingerprints(path, config, facts)
+    return Run(
+        path=path,
+        config=config,
+        metrics=metrics,
+        validation=validation,
+        facts=facts,
+        evaluated_step=step,
+        perplexity=read_json(results / "perplexity.json"),
+        lm_eval=read_json(results / "lm_eval.json"),
+        strata=Strata.load(strata_file) if strata_file.exists() else None,
+        tokenizer=tokenizer,
+        data=data,
+    )
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in a JSON file, None where there is no such file.
+
+    Raises:
+        DataError: the file is no JSON object.
+    """
+    if not path.exists():
+        return None
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: damaged ({error}); delete it and evaluate again") from error
+    if not isinstance(value, dict):
+        raise DataError(f"{path}: expected a JSON object, found {type(value).__name__}")
+    return value
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    file = path / "config.yaml"
+    if not file.exists():
+        raise DataError(
+            f"{path}: not a run folder (no config.yaml); give the run_dir of `leviathan train`"
+        )
+    config = read_yaml(file.read_text(encoding="utf-8"), str(file))
+    if not {"model", "train"} <= config.keys():
+        raise DataError(f"{file}: not the resolved configuration of a run")
+    return config
+
+
+def _read_metrics(file: Path) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """The last record of every step: a resumed run may have logged some steps twice."""
+    if not file.exists():
+        raise DataError(f"{file}: missing; the run has not logged a step yet")
+    logged: dict[int, dict[str, Any]] = {}
+    validation: dict[int, float] = {}
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            record = json.loads(line)
+            step = int(record["step"])
+        except (ValueError, KeyError, TypeError):
+            # A run killed while writing leaves at most one torn line; it has no numbers to lose.
+            if line.strip() and number == 1:
+                raise DataError(f"{file}: line 1 is no metrics record: {line[:80]!r}") from None
+            continue
+        if "val_loss" in record:
+            validation[step] = float(record["val_loss"])
+        if "loss" in record:
+            logged[step] = record
+    if not logged:
+        raise DataError(f"{file}: holds no training step; let the run reach its first log line")
+    steps = sorted(logged)
+    metrics = {"step": np.array(steps)}
+    for key in sorted({key for record in logged.values() for key in record} - {"step", "val_loss"}):
+        metrics[key] = _floats(logged[step].get(key) for step in steps)
+    return metrics, np.array(sorted(validation.items()), dtype=float).reshape(-1, 2)
+
+
+def _floats(values: Iterable[Any]) -> np.ndarray:
+    return np.array([value if isinstance(value, int | float) else np.nan for value in values])
+
+
+def _newest(folders: Iterable[Path]) -> Path | None:
+    return max(folders, key=lambda folder: folder.name, default=None)
+
+
+def _newest_state(path: Path) -> dict[str, Any]:
+    """state.json of the newest complete checkpoint."""
+    complete = (file.parent for file in path.glob("checkpoints/step-*/manifest.json"))
+    newest = _newest(complete)
+    return (read_json(newest / "state.json") or {}) if newest else {}
+
+
+def _newest_evaluation(path: Path) -> Path | None:
+    return _newest(folder for folder in path.glob("evaluation/step-*") if folder.is_dir())
+
+
+def _fingerprints(
+    path: Path, config: dict[str, Any], facts: dict[str, Any]
+) -> tuple[str | None, str | None]:
+    """Fingerprints (tokenizer, data set), from whichever file still says them."""
+    newest = _newest(file.parent for file in path.glob("checkpoints/step-*/manifest.json"))
+    tokenizer = (read_json(newest / "tokenizer.meta.json") or {}) if newest else {}
+    # A data set prepared anew at the same place would speak for itself, not for this run:
+    # it is asked last.
+    info = read_json(Path(config.get("data", {}).get("path", "")) / "dataset.json") or {}
+    return (
+        tokenizer.get("fingerprint") or info.get("tokenizer", {}).get("fingerprint"),
+        facts.get("data_fingerprint") or info.get("fingerprint"),
+    )

@@ -1,0 +1,185 @@
+"""Loss by how often the target occurs in the training split, for one or several checkpoints."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from leviathan.data.format import COUNTS_FILE
+from leviathan.errors import DataError
+from leviathan.evaluate.scoring import (
+    Loaded,
+    data_identity,
+    open_checkpoint,
+    open_data,
+    score_split,
+    write_json,
+)
+from leviathan.evaluate.strata import BUCKETS, SCALES, Scale, Strata, bucket_of, paired_difference
+
+
+def frequency(
+    checkpoints: Sequence[Path],
+    data: Path,
+    out: Path | None = None,
+    split: str = "val",
+    batch_size: int = 8,
+) -> dict[str, Any]:
+    """Sorts the loss on a split by the training frequency of its targets.
+
+    Each run folder gets `frequency.json` and `frequency.npz` (sums by document and bucket, from
+    which any two runs can be paired later); `out` gets one `frequency.json` of all of them.
+
+    Args:
+        checkpoints: whatever `resolve_checkpoint` takes; the first is the baseline.
+        data: a prepared data set, the one whose training split the models saw.
+        out: a folder for the common result.
+        split: `val` or `train`.
+        batch_size: sequences at once.
+
+    Returns:
+        `runs` (label, and per scale one row a bucket) and `pairs` (each other checkpoint minus the
+        first, with bootstrap intervals over documents).
+
+    Raises:
+        CheckpointError: no whole checkpoint there.
+        DataError: the data set is damaged, empty, or does not fit a model.
+    """
+    results, strata, labels = [], [], []
+    for path in checkpoints:
+        loaded = open_checkpoint(path)
+        labels.append(_label(loaded, labels))
+        strata.append(_score(loaded, data, split, batch_size, labels[-1]))
+        results.append({"label": labels[-1], **_tables(strata[-1]), **loaded.identity})
+        _file(loaded, results[-1], strata[-1])
+    pairs = [
+        {"label": label, "base": labels[0], **paired_difference(strata[0], other)}
+        for label, other in zip(labels[1:], strata[1:], strict=True)
+    ]
+    result = {"runs": results, "pairs": pairs, "data": str(data), "split": split}
+    if out is not None:
+        write_json(out / "frequency.json", result)
+    return result
+
+
+def read_counts(data: Path, vocab_size: int) -> np.ndarray:
+    """Occurrences of every id in the training split, [V] int64.
+
+    Raises:
+        DataError: the file is missing, damaged, or of another vocabulary.
+    """
+    file = Path(data) / COUNTS_FILE
+    try:
+        counts = np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"{file}: unreadable ({error}); prepare the data set again") from error
+    if counts.shape != (vocab_size,):
+        raise DataError(
+            f"{file}: expected {vocab_size:,} counts, one a token id, found shape {counts.shape}; "
+            "prepare the data set again"
+        )
+    return counts
+
+
+def frequency_table(result: dict[str, Any]) -> str:
+    """The result as text: one table by occurrences, one by share of the training tokens."""
+    names: dict[Scale, str] = {
+        "absolute": "occurrences in training",
+        "relative": "share of training tokens",
+    }
+    console = Console(width=160, highlight=False)
+    with console.capture() as capture:
+        for scale, name in names.items():
+            console.print(_rich_table(result, scale, name))
+    return capture.get().rstrip()
+
+
+def _label(loaded: Loaded, taken: Sequence[str]) -> str:
+    kind = loaded.config.model.embedding.kind
+    name = kind if kind not in taken else f"{kind} {loaded.config.run_dir.name}"
+    return name if name not in taken else f"{name} #{len(taken) + 1}"
+
+
+def _score(loaded: Loaded, data: Path, split: str, batch_size: int, label: str) -> Strata:
+    info = open_data(loaded, data, split)
+    counts = read_counts(data, info.vocab_size)
+    buckets = {scale: bucket_of(counts, scale) for scale in SCALES}
+    sums = _Sums()
+    for scored in score_split(loaded, info, data, split, batch_size, f"Frequency, {label}"):
+        for scale in SCALES:
+            sums.add(scale, scored.documents, buckets[scale][scored.targets], scored.nll)
+    identity = data_identity(info, data, split)
+    return sums.strata(f"{split} of {identity['fingerprint']}")
+
+
+class _Sums:
+    """Loss and number of targets by (document, bucket), growing as documents appear."""
+
+    def __init__(self) -> None:
+        self.cells: dict[Scale, dict[int, np.ndarray]] = {scale: {} for scale in SCALES}
+
+    def add(
+        self, scale: Scale, documents: np.ndarray, buckets: np.ndarray, nll: np.ndarray
+    ) -> None:
+        width = len(BUCKETS[scale])
+        present, index = np.unique(documents, return_inverse=True)
+        cell = index * width + buckets
+        nats = np.bincount(cell, nll, len(present) * width).reshape(-1, width)
+        tokens = np.bincount(cell, minlength=len(present) * width).reshape(-1, width)
+        for row, document in enumerate(present.tolist()):
+            pair = np.stack([nats[row], tokens[row]])
+            held = self.cells[scale].get(document)
+            self.cells[scale][document] = pair if held is None else held + pair
+
+    def strata(self, identity: str) -> Strata:
+        documents = sorted(self.cells[SCALES[0]])
+        stacked = {
+            scale: np.stack([self.cells[scale][document] for document in documents])
+            for scale in SCALES
+        }
+        return Strata(
+            np.array(documents),
+            {scale: stacked[scale][:, 0] for scale in SCALES},
+            {scale: stacked[scale][:, 1].astype(np.int64) for scale in SCALES},
+            identity,
+        )
+
+
+def _tables(strata: Strata) -> dict[str, Any]:
+    return {"nats_per_token": strata.nats_per_token()} | {
+        scale: strata.table(scale) for scale in SCALES
+    }
+
+
+def _file(loaded: Loaded, result: dict[str, Any], strata: Strata) -> None:
+    directory = loaded.result_dir()
+    if directory is not None:
+        directory.mkdir(parents=True, exist_ok=True)
+        strata.save(directory / "frequency.npz")
+        write_json(directory / "frequency.json", result)
+
+
+def _rich_table(result: dict[str, Any], scale: Scale, name: str) -> Table:
+    table = Table(title=f"Loss by {name}, nats per token", title_justify="left")
+    heads = ["targets", *(run["label"] for run in result["runs"])]
+    heads += [f"{pair['label']} − {pair['base']} (95 %)" for pair in result["pairs"]]
+    table.add_column(name)
+    for head in heads:
+        table.add_column(head, justify="right")
+    for index, row in enumerate(result["runs"][0][scale]):
+        if not row["tokens"]:
+            continue
+        cells = [f"{run[scale][index]['nats_per_token']:.3f}" for run in result["runs"]]
+        cells += [_interval(pair[scale][index]) for pair in result["pairs"]]
+        table.add_row(row["bucket"], f"{row['tokens']:,}", *cells)
+    return table
+
+
+def _interval(row: dict[str, float | None]) -> str:
+    text = f"{row['difference']:+.3f}"
+    if row["low"] is not None:
+        text += f" ({row['low']:+.3f} to {row['high']:+.3f})"
+    return text.replace("-", "−")

@@ -1,0 +1,76 @@
+"""Loss of a checkpoint on a whole split: nats per token, perplexity, bits per byte, by subset."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from leviathan.data.tokenizer import Tokenizer
+from leviathan.evaluate.scoring import data_identity, open_checkpoint, open_data, score_split
+
+
+def perplexity(
+    checkpoint: Path, data: Path, split: str = "val", batch_size: int = 8
+) -> dict[str, Any]:
+    """Scores every target of a split once and files the result beside the run.
+
+    Bits per byte divides the loss of all targets, end-of-text included, by the bytes of the text
+    that they stand for; end-of-text stands for none. It compares models of different tokenizers.
+
+    Args:
+        checkpoint: whatever `resolve_checkpoint` takes.
+        data: a prepared data set.
+        split: `val` or `train`.
+        batch_size: sequences at once.
+
+    Returns:
+        `nats_per_token`, `perplexity`, `bits_per_byte`, `tokens`, `bytes`, `by_subset` (the same
+        keys each), and what was scored on what.
+
+    Raises:
+        CheckpointError: no whole checkpoint there.
+        DataError: the data set is damaged, empty, or does not fit the model.
+    """
+    loaded = open_checkpoint(checkpoint)
+    info = open_data(loaded, data, split)
+    lengths = token_bytes(loaded.tokenizer)
+    subsets = len(info.subsets)
+    nats, tokens, octets = np.zeros(subsets), np.zeros(subsets), np.zeros(subsets)
+    for scored in score_split(loaded, info, data, split, batch_size, "Perplexity"):
+        nats += np.bincount(scored.subsets, scored.nll, subsets)
+        tokens += np.bincount(scored.subsets, minlength=subsets)
+        octets += np.bincount(scored.subsets, lengths[scored.targets], subsets)
+    by_subset = {
+        name: _figures(nats[index], tokens[index], octets[index])
+        for index, name in enumerate(info.subsets)
+        if tokens[index]
+    }
+    result = {
+        **_figures(nats.sum(), tokens.sum(), octets.sum()),
+        "by_subset": by_subset,
+        "data": data_identity(info, data, split),
+        **loaded.identity,
+    }
+    # The report is about held-out text; a training-split figure must not stand in its place.
+    loaded.file("perplexity.json" if split == "val" else f"perplexity_{split}.json", result)
+    return result
+
+
+def token_bytes(tokenizer: Tokenizer) -> np.ndarray:
+    """Bytes of text behind every token id, [V] int64; 0 for end-of-text and unused ids."""
+    lengths = np.zeros(tokenizer.vocab_size, dtype=np.int64)
+    for octets, rank in tokenizer.ranks.items():
+        lengths[rank] = len(octets)
+    return lengths
+
+
+def _figures(nats: float, tokens: float, octets: float) -> dict[str, float | int | None]:
+    per_token = nats / tokens
+    return {
+        "nats_per_token": float(per_token),
+        "perplexity": math.exp(per_token) if per_token < 700 else None,
+        "bits_per_byte": float(nats / math.log(2) / octets) if octets else None,
+        "tokens": int(tokens),
+        "bytes": int(octets),
+    }

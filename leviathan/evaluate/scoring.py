@@ -1,0 +1,153 @@
+"""What every evaluation shares: open a checkpoint, score a split, file the result."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from leviathan.checkpoint.layout import CHECKPOINTS, resolve_checkpoint, step_of
+from leviathan.checkpoint.load import load_model
+from leviathan.config.schema import RunConfig
+from leviathan.console import progress_bar
+from leviathan.data.format import DatasetInfo
+from leviathan.data.stream import check_fits, eval_batches
+from leviathan.data.tokenizer import Tokenizer, load_tokenizer
+from leviathan.errors import DataError
+from leviathan.model.accounting import account
+from leviathan.model.transformer import IGNORE, CausalLM
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A trained model with all that belongs to it."""
+
+    directory: Path
+    model: CausalLM
+    config: RunConfig
+    tokenizer: Tokenizer
+    device: torch.device
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps behind the weights."""
+        return step_of(self.directory)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What a result must say about the model it belongs to."""
+        return {
+            "checkpoint": str(self.directory),
+            "step": self.step,
+            "parameters": asdict(account(self.config.model)),
+        }
+
+    def result_dir(self) -> Path | None:
+        """`run_dir/evaluation/step-XXXXXXXX`; None where the checkpoint lies in no run folder."""
+        if self.directory.parent.name != CHECKPOINTS:
+            return None
+        return self.directory.parent.parent / "evaluation" / self.directory.name
+
+    def file(self, name: str, result: dict[str, Any]) -> None:
+        """Writes `result` as JSON into `result_dir`, if there is one."""
+        directory = self.result_dir()
+        if directory is not None:
+            write_json(directory / name, result)
+
+
+def open_checkpoint(path: Path) -> Loaded:
+    """Loads the model onto the GPU where there is one, and its tokenizer.
+
+    Raises:
+        CheckpointError: missing, incomplete, damaged, or of another model.
+    """
+    directory = resolve_checkpoint(Path(path)).resolve()
+    model, config, _ = load_model(directory)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    tokenizer = load_tokenizer(directory)
+    return Loaded(directory, model.to(device).eval(), config, tokenizer, device)
+
+
+def open_data(loaded: Loaded, data: Path, split: str) -> DatasetInfo:
+    """The data set's description, once it is known that the model can be scored on it.
+
+    Raises:
+        DataError: no such split, or another tokenizer, vocabulary or context length.
+    """
+    info = DatasetInfo.load(Path(data))
+    check_fits(info, loaded.config.model, global_batch_size=1)
+    if info.tokenizer.fingerprint != loaded.tokenizer.fingerprint:
+        raise DataError(
+            f"{data}: was made with another tokenizer ({info.tokenizer.name}) than the checkpoint "
+            f"{loaded.directory} was trained with ({loaded.tokenizer.name}); prepare the text "
+            "again with the checkpoint's own tokenizer"
+        )
+    if info.split(split).rows == 0:
+        raise DataError(f"{data}: its {split} split is empty; give `validation` some documents")
+    return info
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The scored targets of one batch, flat.
+
+    Attributes:
+        nll: nats, [N] float64.
+        targets: token ids, [N] int64.
+        documents: running number of the document each target belongs to, [N] int64.
+        subsets: index into `DatasetInfo.subsets`, [N] int64.
+    """
+
+    nll: np.ndarray
+    targets: np.ndarray
+    documents: np.ndarray
+    subsets: np.ndarray
+
+
+def score_split(
+    loaded: Loaded, info: DatasetInfo, data: Path, split: str, batch_size: int, title: str
+) -> Iterator[Scored]:
+    """Scores every target of a split once, in file order; padding and filler rows are left out.
+
+    Raises:
+        DataError: the model gives a loss that is not finite.
+    """
+    rows = info.split(split).rows
+    with progress_bar(title, total=rows) as bar:
+        for batch in eval_batches(Path(data), split, batch_size, dp_rank=0, dp=1):
+            on_device = batch.to(loaded.device)
+            scores = loaded.model.score(
+                on_device.input_ids, on_device.targets, on_device.unique_ids, on_device.inverse
+            )
+            counts = (batch.targets != IGNORE).cpu().numpy()
+            nll = scores.nll.double().cpu().numpy()[counts]
+            if not np.isfinite(nll).all():
+                raise DataError(
+                    f"{loaded.directory}: the model's loss is not finite on the {split} split of "
+                    f"{data} (rows {batch.rows}); the weights are broken: take an older checkpoint"
+                )
+            assert batch.doc_ids is not None
+            assert batch.subset_ids is not None
+            yield Scored(
+                nll,
+                batch.targets.cpu().numpy()[counts],
+                batch.doc_ids.cpu().numpy()[counts],
+                batch.subset_ids.cpu().numpy()[counts],
+            )
+            bar.advance(sum(row >= 0 for row in batch.rows))
+
+
+def data_identity(info: DatasetInfo, data: Path, split: str) -> dict[str, Any]:
+    """What a result must say about the text it was computed on."""
+    return {"path": str(data), "fingerprint": info.fingerprint, "split": split}
+
+
+def write_json(file: Path, result: dict[str, Any]) -> None:
+    """Writes one JSON file at once, so that a reader never meets half of it."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    temporary = file.with_name(file.name + ".tmp")
+    temporary.write_text(json.dumps(result, indent=1, allow_nan=False), encoding="utf-8")
+    temporary.replace(file)

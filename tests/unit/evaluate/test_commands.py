@@ -1,0 +1,74 @@
+"""The evaluation commands as a script uses them, and the report that reads what they left."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from leviathan.analysis.report import build_report
+from leviathan.data.format import DatasetInfo
+from leviathan.errors import CheckpointError, DataError
+from leviathan.evaluate.perplexity import perplexity
+
+
+def leviathan(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "leviathan", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_from_commands_to_the_report(
+    make_run: Callable[..., Path], tiny_dataset: Path, tmp_path: Path
+) -> None:
+    runs = [make_run(tiny_dataset, kind, kind) for kind in ("tied", "leviathan")]
+    item = {"context": "import re\n", "choices": ["import json", "pass"], "answer": 0}
+    (tmp_path / "choices.jsonl").write_text(f"{json.dumps(item)}\n" * 4)
+    evaluation = ("--tasks", "next_line", "--task-data", tmp_path, "--json")
+    for run in runs:
+        (run / "metrics.jsonl").write_text('{"step": 20, "loss": 6.5, "tokens_per_s": 100.0}\n')
+        for command in (("perplexity", run, tiny_dataset, "--json"), ("eval", run, *evaluation)):
+            done = leviathan(*command)
+            assert done.returncode == 0, done.stderr
+            json.loads(done.stdout)  # one object and nothing else on standard output
+    strata = tmp_path / "strata"
+    done = leviathan("frequency", *runs, "--data", tiny_dataset, "--out", strata, "--json")
+    pairs = json.loads(done.stdout)["pairs"]
+    assert {file.name for file in strata.iterdir()} == {
+        "frequency.json",
+        "frequency_absolute.svg",
+        "frequency_relative.svg",
+    }
+    report = build_report(runs, tmp_path / "out")
+    assert report["pairing"]["paired"], report["pairing"]
+    assert report["frequency"]["pairs"][0]["all"] == pairs[0]["all"]
+    gap = report["runs"][1]["relative"]["validation_nats"]
+    assert gap == pytest.approx(pairs[0]["all"]["difference"], rel=1e-6)
+    assert [run["lm_eval"][0]["samples"] for run in report["runs"]] == [4, 4]
+    assert all(run["parameters"]["total"] > 0 for run in report["runs"])
+
+
+def test_data_of_another_tokenizer(
+    make_run: Callable[..., Path], tiny_dataset: Path, tmp_path: Path
+) -> None:
+    run = make_run(tiny_dataset)
+    other = tmp_path / "other"
+    shutil.copytree(tiny_dataset, other)
+    description, meta = other / "dataset.json", other / "tokenizer.meta.json"
+    old = DatasetInfo.load(other).tokenizer.fingerprint
+    for file in (description, meta):
+        file.write_text(file.read_text().replace(old, "0" * 64))
+    assert DatasetInfo.load(other).tokenizer.fingerprint == "0" * 64
+    with pytest.raises(DataError, match="another tokenizer"):
+        perplexity(run, other)
+
+
+def test_damaged_checkpoint(make_run: Callable[..., Path], tiny_dataset: Path) -> None:
+    run = make_run(tiny_dataset)
+    part = next((run / "checkpoints" / "step-00000020").glob("*.distcp"))
+    part.write_bytes(part.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match=part.name):
+        perplexity(run, tiny_dataset)
+    assert not (run / "evaluation").exists()

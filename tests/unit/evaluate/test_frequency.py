@@ -1,0 +1,73 @@
+"""Loss by training frequency: nothing lost, nothing counted twice, pairs on the same targets."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from leviathan.data.format import DatasetInfo
+from leviathan.errors import DataError
+from leviathan.evaluate.frequency import frequency, frequency_table, read_counts
+from leviathan.evaluate.perplexity import perplexity
+from leviathan.evaluate.strata import SCALES, Strata, paired_difference
+
+
+@pytest.fixture(scope="module")
+def result(runs: dict[str, Path], tiny_dataset: Path) -> dict:
+    return frequency([runs["tied"], runs["leviathan"]], tiny_dataset, batch_size=7)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_buckets_sum_to_the_whole(
+    result: dict, runs: dict[str, Path], tiny_dataset: Path, scale: str
+) -> None:
+    for run in result["runs"]:
+        whole = perplexity(runs[run["label"]], tiny_dataset)
+        rows = [row for row in run[scale] if row["tokens"]]
+        assert sum(row["tokens"] for row in rows) == whole["tokens"]
+        total = sum(row["tokens"] * row["nats_per_token"] for row in rows)
+        assert total / whole["tokens"] == pytest.approx(whole["nats_per_token"], rel=1e-6)
+        assert run["nats_per_token"] == pytest.approx(whole["nats_per_token"], rel=1e-6)
+
+
+def test_pairs_come_from_the_filed_sums(result: dict, runs: dict[str, Path]) -> None:
+    files = [next(run.glob("evaluation/*/frequency.npz")) for run in runs.values()]
+    tied, leviathan = (Strata.load(file) for file in files)
+    again = paired_difference(tied, leviathan)
+    assert result["pairs"] == [{"label": "leviathan", "base": "tied", **again}]
+    gap = result["runs"][1]["nats_per_token"] - result["runs"][0]["nats_per_token"]
+    assert again["all"]["difference"] == pytest.approx(gap)
+    assert again["all"]["low"] < again["all"]["high"]
+
+
+def test_every_document_is_there(runs: dict[str, Path], result: dict, tiny_dataset: Path) -> None:
+    strata = Strata.load(next(runs["tied"].glob("evaluation/*/frequency.npz")))
+    documents = DatasetInfo.load(tiny_dataset).split("val").documents
+    np.testing.assert_array_equal(strata.documents, np.arange(documents))
+
+
+def test_same_model_has_no_difference(runs: dict[str, Path], tiny_dataset: Path) -> None:
+    twin = frequency([runs["tied"], runs["tied"]], tiny_dataset)
+    assert [run["label"] for run in twin["runs"]] == ["tied", "tied tied"]
+    assert twin["pairs"][0]["all"] == {"difference": 0, "low": 0, "high": 0}
+
+
+def test_common_result_and_table(
+    result: dict, runs: dict[str, Path], tiny_dataset: Path, tmp_path: Path
+) -> None:
+    again = frequency([runs["tied"]], tiny_dataset, tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "frequency.json").read_text()) == again
+    text = frequency_table(result)
+    assert "leviathan − tied" in text
+    first = next(row for row in result["runs"][0]["absolute"] if row["tokens"])
+    assert f"{first['nats_per_token']:.3f}" in text
+
+
+def test_counts_of_another_vocabulary(tmp_path: Path) -> None:
+    np.save(tmp_path / "token_counts.npy", np.zeros(5, dtype=np.int64))
+    with pytest.raises(DataError, match="expected 6 counts"):
+        read_counts(tmp_path, 6)
+    (tmp_path / "token_counts.npy").write_bytes(b"no array")
+    with pytest.raises(DataError, match="prepare the data set again"):
+        read_counts(tmp_path, 5)

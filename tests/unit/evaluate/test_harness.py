@@ -1,0 +1,224 @@
+"""Log-likelihoods as lm-eval asks for them, against one plain forward pass a request."""
+
+import json
+import math
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lm_eval.api.instance import Instance
+
+from leviathan.errors import ConfigError, DataError
+from leviathan.evaluate.harness import LeviathanLM, results_table, run_tasks
+from leviathan.evaluate.scoring import Loaded, open_checkpoint
+
+TOLERANCE = 1e-4  # nats a request, fp32, over batch sizes and orders
+
+PAIRS = [
+    ("def wrap(text,", " width=70):"),
+    ("class TextWrapper:\n", "    pass"),
+    ("return self", "."),
+    ("", "import re"),
+    ("import json\n" * 30, "import re"),
+    ("a", " b"),
+    ("    for line in lines:\n", "        yield line"),
+    ("x = ", "[chunk for chunk in chunks]"),
+]
+TEXTS = ["import re", "def wrap(text):\n    return text\n" * 12, "é → ü", "a" * 31]
+
+
+def requests(kind: str, arguments: list[tuple]) -> list[Instance]:
+    return [
+        Instance(request_type=kind, doc={}, arguments=args, idx=i, metadata=("task", i, 1))  # pyright: ignore
+        for i, args in enumerate(arguments)
+    ]
+
+
+@pytest.fixture(scope="module", params=["tied", "leviathan"])
+def loaded(request: pytest.FixtureRequest, runs: dict[str, Path]) -> Loaded:
+    return open_checkpoint(runs[request.param])
+
+
+def model_of(loaded: Loaded, batch_size: int = 4) -> LeviathanLM:
+    return LeviathanLM(loaded.model, loaded.tokenizer, batch_size)
+
+
+def plain(loaded: Loaded, context: list[int], continuation: list[int]) -> tuple[float, bool]:
+    """One forward pass over exactly these ids, full log-softmax."""
+    ids = (context + continuation)[-(loaded.config.model.seq_len + 1) :]
+    logits = loaded.model.logits(torch.tensor([ids[:-1]]))[0].double()
+    logits = logits[-len(continuation) :].log_softmax(-1)
+    picked = logits[range(len(continuation)), continuation]
+    return float(picked.sum()), logits.argmax(-1).tolist() == continuation
+
+
+def test_loglikelihood_is_that_of_a_document_start(loaded: Loaded) -> None:
+    model = model_of(loaded)
+    found = model.loglikelihood(requests("loglikelihood", PAIRS))
+    encode, end = loaded.tokenizer.encode, loaded.tokenizer.end_of_text
+    for (context, continuation), (value, greedy) in zip(PAIRS, found, strict=True):
+        kept = context.rstrip()
+        expected = plain(loaded, [end, *encode(kept)], encode(context[len(kept) :] + continuation))
+        assert value == pytest.approx(expected[0], abs=TOLERANCE)
+        assert greedy == expected[1]
+    assert model.rows.truncated == 1  # the 30 imports
+    assert len({round(value, 3) for value, _ in found}) == len(PAIRS)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 16])
+@pytest.mark.parametrize("backwards", [False, True])
+def test_batching_changes_no_score(loaded: Loaded, batch_size: int, backwards: bool) -> None:
+    alone = [
+        model_of(loaded, 1).loglikelihood(requests("loglikelihood", [pair]))[0] for pair in PAIRS
+    ]
+    pairs = PAIRS[::-1] if backwards else PAIRS
+    found = model_of(loaded, batch_size).loglikelihood(requests("loglikelihood", pairs))
+    found = found[::-1] if backwards else found
+    for (value, greedy), (expected, expected_greedy) in zip(found, alone, strict=True):
+        assert abs(value - expected) <= TOLERANCE
+        assert greedy == expected_greedy
+
+
+def test_prefix_stands_once(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every context exactly once, the literal text of the token notwithstanding."""
+    end, seen = loaded.tokenizer.end_of_text, []
+    model = model_of(loaded)
+    score = model.rows.score
+    monkeypatch.setattr(model.rows, "score", lambda pairs: seen.extend(pairs) or score(pairs))
+    pairs = [*PAIRS, ("<|endoftext|>a", " b")]
+    model.loglikelihood(requests("loglikelihood", pairs))
+    for context, continuation in seen:
+        assert context[0] == end
+        assert (context + continuation).count(end) == 1
+
+
+def test_rolling_scores_each_token_once(loaded: Loaded) -> None:
+    model, end = model_of(loaded), loaded.tokenizer.end_of_text
+    for text in TEXTS:
+        ids, windows = loaded.tokenizer.encode(text), model.rolling_windows(text)
+        assert [token for _, scored in windows for token in scored] == ids
+        assert windows[0][0] == [end]
+        before = 0
+        for context, scored in windows:
+            assert len(context) + len(scored) <= loaded.config.model.seq_len + 1
+            if before:  # later windows begin inside the text, as rows of the training data do
+                assert context == ids[before - len(context) : before]
+            before += len(scored)
+    assert len(model.rolling_windows(TEXTS[1])) > 2
+
+
+@pytest.mark.parametrize("batch_size", [1, 16])
+def test_rolling_loglikelihood(loaded: Loaded, batch_size: int) -> None:
+    model = model_of(loaded, batch_size)
+    rolling = requests("loglikelihood_rolling", [(text,) for text in TEXTS])
+    for text, value in zip(TEXTS, model.loglikelihood_rolling(rolling), strict=True):
+        expected = sum(plain(loaded, *window)[0] for window in model.rolling_windows(text))
+        assert value == pytest.approx(expected, abs=TOLERANCE)
+
+
+def test_token_across_the_border(loaded: Loaded) -> None:
+    """Where one token covers both sides, the continuation is still scored, all of it."""
+    encode = loaded.tokenizer.encode
+    whole = next(
+        word
+        for word in ("return", "self", "import", "lines")
+        if len(encode(word)) == 1 and len(encode(word[:3])) == 1
+    )
+    model = model_of(loaded)
+    value, _ = model.loglikelihood(requests("loglikelihood", [(whole[:3], whole[3:])]))[0]
+    assert model.spanning == 1
+    context = [loaded.tokenizer.end_of_text, *encode(whole[:3])]
+    assert value == pytest.approx(plain(loaded, context, encode(whole[3:]))[0], abs=TOLERANCE)
+
+
+def test_continuation_that_does_not_fit(loaded: Loaded) -> None:
+    with pytest.raises(DataError, match="does not fit the model's context of 32"):
+        model_of(loaded).loglikelihood(requests("loglikelihood", [("a", " b c" * 50)]))
+
+
+def test_generation_is_greedy_and_stops(loaded: Loaded) -> None:
+    model, encode = model_of(loaded), loaded.tokenizer.encode
+    whole = model.generate_until(requests("generate_until", [("def", {"max_gen_toks": 12})]))[0]
+    ids = [loaded.tokenizer.end_of_text, *encode("def")]
+    made: list[int] = []
+    while len(made) < 12:
+        made.append(int(loaded.model.logits(torch.tensor([ids + made]))[0, -1].argmax()))
+        if made[-1] == loaded.tokenizer.end_of_text:
+            made.pop()
+            break
+    assert whole == loaded.tokenizer.decode(made)
+    stop = whole[len(whole) // 2 :][:2] or whole
+    options = {"max_gen_toks": 12, "until": ["\0", stop]}
+    cut = model.generate_until(requests("generate_until", [("def", options)]))[0]
+    assert cut == whole[: whole.index(stop)]
+    with pytest.raises(ConfigError, match="do_sample"):
+        model.generate_until(requests("generate_until", [("def", {"do_sample": True})]))
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any) -> None:
+        raise AssertionError(f"reached for the network: {args[1:]}")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
+@pytest.fixture(scope="module")
+def choices(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("choices")
+    lines = ["import re", "import json", "    return text", "class A:"]
+    items = [
+        {"context": f"# {number}\n{lines[number % 4]}\n", "choices": lines, "answer": number % 3}
+        for number in range(12)
+    ]
+    (folder / "choices.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
+    return folder
+
+
+@pytest.mark.usefixtures("no_network")
+def test_next_line(runs: dict[str, Path], choices: Path) -> None:
+    result = run_tasks(runs["tied"], ["next_line"], choices)
+    loaded = open_checkpoint(runs["tied"])
+    right = 0
+    for line in (choices / "choices.jsonl").read_text().splitlines():
+        item = json.loads(line)
+        pairs = [(item["context"], choice) for choice in item["choices"]]
+        scores = model_of(loaded).loglikelihood(requests("loglikelihood", pairs))
+        best = max(range(4), key=lambda index: scores[index][0])
+        right += best == item["answer"]
+    assert result["results"]["next_line"]["acc,none"] == pytest.approx(right / 12)
+    assert result["results"]["next_line"]["acc_stderr,none"] > 0 or right in (0, 12)
+    assert result["n-samples"]["next_line"] == {"original": 12, "effective": 12}
+    filed = runs["tied"] / "evaluation" / "step-00000020" / "lm_eval.json"
+    assert json.loads(filed.read_text()) == result
+    assert "next_line" in results_table(result)
+
+
+@pytest.mark.usefixtures("no_network")
+def test_limit(runs: dict[str, Path], choices: Path) -> None:
+    result = run_tasks(runs["leviathan"], ["next_line"], choices, limit=5, batch_size=3)
+    assert result["n-samples"]["next_line"]["effective"] == 5
+
+
+def test_not_finite_is_no_number(
+    runs: dict[str, Path], choices: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = open_checkpoint(runs["tied"])
+    with torch.no_grad():
+        loaded.model.model.norm.weight.fill_(math.nan)
+    monkeypatch.setattr("leviathan.evaluate.harness.open_checkpoint", lambda path: loaded)
+    monkeypatch.setattr(Loaded, "result_dir", lambda self: None)
+    result = run_tasks(runs["tied"], ["next_line"], choices)
+    assert result["results"]["next_line"]["acc,none"] is None
+    assert result["leviathan"]["not_finite"] == ["next_line"]
+    assert "not a number" in results_table(result)
+
+
+def test_local_task_without_its_data(runs: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--task-data"):
+        run_tasks(runs["tied"], ["next_line"])
+    with pytest.raises(DataError, match=r"choices\.jsonl"):
+        run_tasks(runs["tied"], ["next_line"], tmp_path)
