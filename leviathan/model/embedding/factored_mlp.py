@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from leviathan.config.embedding import FactoredMLPConfig, lev_base
 from leviathan.config.schema import ModelConfig
 from leviathan.model.embedding.base import Normal
-from leviathan.model.embedding.leviathan import digits_of
 from leviathan.model.embedding.mlp import SeedMLPEmbedding
+from leviathan.model.kernels.lev import digits_of
 
 
 class FactoredMLPEmbedding(SeedMLPEmbedding):

@@ -10,19 +10,11 @@ from collections.abc import Mapping
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from leviathan.config.embedding import LeviathanV1Config, lev_base
 from leviathan.config.schema import ModelConfig
 from leviathan.model.embedding.base import InputEmbedding, Normal
-from leviathan.model.embedding.leviathan import (
-    LAYER_NORM_EPS,
-    digits_of,
-    spline_basis,
-    tree_product,
-)
-
-BLOCK = 256  # ids whose N·M·d·r factors are held at a time: 64 MiB with the defaults
+from leviathan.model.kernels.lev import LAYER_NORM_EPS, Parameters, digits_of, lev_rows
 
 
 class LeviathanV1Embedding(InputEmbedding):
@@ -73,40 +65,33 @@ class LeviathanV1Embedding(InputEmbedding):
     def rows(self, ids: Tensor) -> Tensor:
         """`[N] → [N, D]` in the parameters' dtype, accumulated in fp32 or wider.
 
-        Block by block, each recomputed in the backward pass: memory follows the block, not N.
+        W_out · concat(modes) is the sum of what each mode gives, so the modes are LEV's heads with
+        one latent for all.
         """
         wide = torch.promote_types(self.out_weight.dtype, torch.float32)
         p = {name: value.to(wide) for name, value in self.named_parameters()}
-        latent = self._latent(ids, p)  # [N, d]
-        delta, out = p["spline_delta"], p["out_weight"]
-        modes = [
-            checkpoint(_modes, block, delta, use_reentrant=False) for block in latent.split(BLOCK)
-        ]
-        rows = torch.cat(modes).flatten(1) @ out.flatten(0, 1) + latent @ p["residual_weight"]
+        for name in ("latent_weight", "latent_bias", "norm_weight", "norm_bias"):
+            p[name] = p[name].expand(len(self.out_weight), *p[name].shape)
+        heads = Parameters(*(p[name] for name in Parameters._fields))
+        rows = lev_rows(ids, heads, self.latent_scale == "inside")
+        rows = rows + self._latent(ids, wide) @ p["residual_weight"]
         return rows.to(self.out_weight.dtype)
 
-    def _latent(self, ids: Tensor, p: Mapping[str, Tensor]) -> Tensor:
+    def _latent(self, ids: Tensor, wide: torch.dtype) -> Tensor:
         """z̃ `[N, d]`: σ(½·LN(Wz+c)), or σ(LN(½·(Wz+c))) if so configured."""
-        digits = digits_of(ids, self.base, self.codebooks.shape[0])  # [N, k]
+        digits = digits_of(ids, self.base, len(self.codebooks))  # [N, k]
         places = torch.arange(digits.shape[1], device=ids.device)
-        seed = p["codebooks"][places, digits].sum(1)  # [N, d]
-        mixed = F.linear(seed, p["latent_weight"], p["latent_bias"])
+        seed = self.codebooks[places, digits].to(wide).sum(1)  # [N, d]
+        mixed = F.linear(seed, self.latent_weight.to(wide), self.latent_bias.to(wide))
         inside = self.latent_scale == "inside"
         normal = F.layer_norm(
             mixed * 0.5 if inside else mixed,
             mixed.shape[-1:],
-            p["norm_weight"],
-            p["norm_bias"],
+            self.norm_weight.to(wide),
+            self.norm_bias.to(wide),
             LAYER_NORM_EPS,
         )
         return torch.sigmoid(normal if inside else normal * 0.5)
-
-
-def _modes(latent: Tensor, delta: Tensor) -> Tensor:
-    """Π_s φ_{m,s} `[N, M, r]` of latents `[N, d]` and spline coefficients `[M, d, κ, r]`."""
-    basis = spline_basis(latent, delta.shape[2])  # [N, d, κ]
-    factors = 1 + torch.einsum("nsj,msjr->nmsr", basis, delta)
-    return tree_product(factors)
 
 
 def _v1(config: ModelConfig) -> LeviathanV1Config:

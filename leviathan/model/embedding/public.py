@@ -103,6 +103,12 @@ def _config(vocabulary: int, d_model: int, fields: dict[str, Any]) -> ModelConfi
         lev = lev.resolved(vocabulary, d_model)
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from None
+    # Not validated: any width will do for an embedding, a body would need an even one per head.
     return ModelConfig.model_construct(
-        d_model=d_model, vocab_size=vocabulary, padded_vocab_size=vocabulary, embedding=lev
+        d_model=d_model,
+        n_layers=1,
+        n_heads=1,
+        vocab_size=vocabulary,
+        padded_vocab_size=vocabulary,
+        embedding=lev,
     )

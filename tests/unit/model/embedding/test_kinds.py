@@ -113,19 +113,6 @@ def test_gradients_of_every_parameter(make_model, kind):
     assert torch.autograd.gradcheck(embed, values)
 
 
-def test_blocks_of_the_first_version_change_nothing(make_model, monkeypatch):
-    embedding = shaken(make_model("leviathan_v1").model.embed_tokens.double())
-    ids = torch.arange(96)[None]
-    whole = embedding(ids)
-    expected = torch.autograd.grad(whole.square().sum(), list(embedding.parameters()))
-    monkeypatch.setattr("leviathan.model.embedding.leviathan_v1.BLOCK", 7)
-    cut = embedding(ids)
-    torch.testing.assert_close(cut, whole)
-    grads = torch.autograd.grad(cut.square().sum(), list(embedding.parameters()))
-    for ours, theirs in zip(grads, expected, strict=True):
-        torch.testing.assert_close(ours, theirs)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("wrong", [-1, 96, 124, 10**9])
 def test_id_outside_the_vocabulary_is_an_error(make_model, kind, wrong):
