@@ -31,7 +31,10 @@ def arms() -> dict[str, list[str]]:
     """The overrides that make each kind, matched in size to the YAML's own LEV where it can be."""
     model = load_config(CONFIG, [], RunConfig).model
     lev = model.embedding.parameters(model.padded_vocab_size, model.d_model)
-    fields = {kind: (f"match_parameters={lev}",) for kind in ("albert", "flat_mlp", "factored_mlp")}
+    fields: dict[str, tuple[str, ...]] = {}
+    fields |= {
+        kind: (f"match_parameters={lev}",) for kind in ("albert", "flat_mlp", "factored_mlp")
+    }
     fields |= {"tied": (), "untied": (), "binary_codes": (), "leviathan": ()}
     fields["leviathan_v1"] = SMALL_V1
     return {
@@ -89,7 +92,7 @@ def show(results: list[Arm], baseline: Arm) -> None:
 
 def main() -> None:
     """Runs all arms, one after the other."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, default=Path("quickstart/data"))
     parser.add_argument("--out", type=Path, default=Path("runs/ablation_small"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[1234])

@@ -62,13 +62,15 @@ def train(llama: LlamaForCausalLM, ids: torch.Tensor, steps: int) -> list[float]
 
 def freeze(llama: LlamaForCausalLM) -> None:
     """Puts the materialised table in LEV's place: from here on it is an ordinary Llama."""
-    table = llama.get_input_embeddings().materialise()
+    lev = llama.get_input_embeddings()
+    assert isinstance(lev, LeviathanEmbedding)
+    table = lev.materialise()
     llama.set_input_embeddings(torch.nn.Embedding.from_pretrained(table, freeze=False))
 
 
 def main(arguments: list[str] | None = None) -> list[float]:
     """Trains, freezes and compares; the losses."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=60)
     options = parser.parse_args(arguments)
     torch.manual_seed(0)

@@ -132,7 +132,7 @@ def test_bf16_is_near_fp32_and_trains(make_model, kind):
         assert bool(parameter.grad.isfinite().all()), name
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["tied", "leviathan"])
 def test_it_learns_a_short_text_by_heart(make_model, kind):
     model, (ids, targets) = make_model(kind), batch(rows=2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0)
