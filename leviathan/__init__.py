@@ -1,3 +1,18 @@
 """Leviathan: pretraining of small language models with continuous input embeddings."""
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from leviathan.model.embedding.public import LeviathanEmbedding as LeviathanEmbedding
+
 __version__ = "0.1.0"
+__all__ = ["LeviathanEmbedding"]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a public name when it is asked for, so that `import leviathan` waits on nothing."""
+    if name == "LeviathanEmbedding":
+        from leviathan.model.embedding.public import LeviathanEmbedding
+
+        return LeviathanEmbedding
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -65,6 +65,8 @@ def _lines(result: dict[str, Any]) -> str:
     """A result without a table of its own: a line a value."""
     lines: list[str] = []
     for key, value in result.items():
+        if value is None:
+            continue
         if isinstance(value, dict) and all(isinstance(part, dict) for part in value.values()):
             lines += [f"{key:>24}  {name}: {_plain(parts)}" for name, parts in value.items()]
         else:

@@ -5,63 +5,23 @@ and are filled in here, so the resolved YAML always states them. What follows fr
 *and* the world size is in `leviathan.config.plan`.
 """
 
-import math
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-
-class Strict(BaseModel):
-    """Base of all configuration models: unknown keys are errors, and nothing changes."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-def _from_earlier(*names: str, compute: Any) -> Any:
-    """A default computed from fields declared earlier in the same model."""
-    return Field(default_factory=lambda earlier: compute(*(earlier[name] for name in names)))
-
-
-PositiveInt = Annotated[int, Field(gt=0)]
-PositiveFloat = Annotated[float, Field(gt=0, strict=False)]
-NonNegativeFloat = Annotated[float, Field(ge=0, strict=False)]
-UserPath = Annotated[Path, Field(strict=False)]
-# One path may be written without the brackets of a list.
-Paths = Annotated[list[str], BeforeValidator(lambda v: [v] if isinstance(v, str) else v)]
-
-
-# ---------------------------------------------------------------- input embeddings
-
-
-class TiedConfig(Strict):
-    """`V × D` table shared with the output head: the main baseline."""
-
-    kind: Literal["tied"] = "tied"
-
-
-class LeviathanConfig(Strict):
-    """LEV of arXiv 2601.22040 v2; the defaults give 1,205,376 + 512·D parameters at V = 200,376."""
-
-    kind: Literal["leviathan"] = "leviathan"
-    digits: PositiveInt = Field(default=3, description="k: digits per token id")
-    base: int | None = Field(
-        default=None, ge=2, description="b; left out: the least b with b^k ≥ V"
-    )
-    d_seed: PositiveInt = Field(default=128, description="d: width of seed and latent")
-    heads: PositiveInt = Field(default=8, description="h: parallel heads summed into E")
-    knots: int = Field(default=16, ge=2, description="κ: uniform knots of the quadratic B-spline")
-    rank: PositiveInt = Field(default=64, description="r: rank of each head's tensor product")
-    latent_scale: Literal["outside", "inside"] = Field(
-        default="outside", description="σ(½·LN(x)) or σ(LN(½·x))"
-    )
-    embedding_init_std: float | None = Field(
-        default=0.02, gt=0, description="std of E at step 0, by scaling W_out; null leaves it"
-    )
-
-
-EmbeddingConfig = Annotated[TiedConfig | LeviathanConfig, Field(discriminator="kind")]
-
+from leviathan.config.embedding import EmbeddingConfig, InputEmbeddingConfig
+from leviathan.config.embedding import LeviathanConfig as LeviathanConfig
+from leviathan.config.embedding import TiedConfig as TiedConfig
+from leviathan.config.embedding import lev_base as lev_base
+from leviathan.config.strict import (
+    NonNegativeFloat,
+    Paths,
+    PositiveFloat,
+    PositiveInt,
+    Strict,
+    UserPath,
+    from_earlier,
+)
 
 # ---------------------------------------------------------------- model
 
@@ -72,15 +32,23 @@ class ModelConfig(Strict):
     d_model: PositiveInt
     n_layers: PositiveInt
     n_heads: PositiveInt
-    n_kv_heads: PositiveInt = _from_earlier("n_heads", compute=lambda heads: heads)
-    d_ff: PositiveInt = _from_earlier("d_model", compute=lambda width: 4 * width)
+    n_kv_heads: PositiveInt = from_earlier("n_heads", compute=lambda heads: heads)
+    d_ff: PositiveInt = from_earlier("d_model", compute=lambda width: 4 * width)
     seq_len: PositiveInt = Field(default=512, description="context length in tokens")
     vocab_size: PositiveInt = Field(description="the tokenizer's number of ids")
-    padded_vocab_size: PositiveInt = _from_earlier("vocab_size", compute=lambda size: size)
+    padded_vocab_size: PositiveInt = from_earlier("vocab_size", compute=lambda size: size)
     rope_theta: PositiveFloat = 10_000.0
     norm_eps: PositiveFloat = 1e-5
     init_std: PositiveFloat = 0.02
     embedding: EmbeddingConfig
+
+    @field_validator("embedding")
+    @classmethod
+    def _resolved(cls, embedding: InputEmbeddingConfig, info: ValidationInfo) -> Any:
+        shape = info.data
+        if "padded_vocab_size" not in shape or "d_model" not in shape:
+            return embedding  # what is wrong there is told by itself
+        return embedding.resolved(shape["padded_vocab_size"], shape["d_model"])
 
     @model_validator(mode="after")
     def _divisible(self) -> "ModelConfig":
@@ -95,28 +63,7 @@ class ModelConfig(Strict):
                 f"padded_vocab_size ({self.padded_vocab_size}) is less than "
                 f"vocab_size ({self.vocab_size})"
             )
-        if isinstance(self.embedding, LeviathanConfig):
-            lev_base(self.embedding, self.padded_vocab_size)
         return self
-
-
-def lev_base(lev: LeviathanConfig, vocabulary: int) -> int:
-    """The base b of LEV's digits: as configured, else the least with b^k ≥ `vocabulary`.
-
-    Raises:
-        ValueError: the configured base is too small for the vocabulary.
-    """
-    if lev.base is not None:
-        if lev.base**lev.digits < vocabulary:
-            raise ValueError(
-                f"embedding.base {lev.base} to the power of {lev.digits} digits is "
-                f"{lev.base**lev.digits}, less than the {vocabulary} ids to be told apart"
-            )
-        return lev.base
-    base = max(2, math.floor(vocabulary ** (1 / lev.digits)))
-    while base**lev.digits < vocabulary:
-        base += 1
-    return base
 
 
 class ModelFile(Strict):

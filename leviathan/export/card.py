@@ -6,13 +6,26 @@ from typing import Any
 from leviathan.config.schema import ModelConfig
 from leviathan.model.accounting import account
 
+MATERIALISED = (
+    " It depends on the id alone, so it was computed once for every id and stands here as an "
+    "ordinary, untied table."
+)
+PAPER = "[arXiv 2601.22040](https://arxiv.org/abs/2601.22040)"
 EMBEDDINGS = {
     "tied": "The input embedding is the table of the output head (tied).",
-    "leviathan": (
-        "In training the input embedding was generated from the digits of the token id (LEV of "
-        "[arXiv 2601.22040](https://arxiv.org/abs/2601.22040)). It depends on the id alone, so it "
-        "was computed once for every id and stands here as an ordinary, untied table."
-    ),
+    "untied": "The input embedding is a table of its own (untied).",
+    "albert": "In training the input embedding was a narrow table and a linear map (as in ALBERT)."
+    + MATERIALISED,
+    "flat_mlp": "In training the input embedding was a narrow table and a two-layer MLP."
+    + MATERIALISED,
+    "factored_mlp": "In training the input embedding was generated from the digits of the token id "
+    "by codebooks and a two-layer MLP." + MATERIALISED,
+    "binary_codes": "The input embedding is the token id's own bits, without a parameter."
+    + MATERIALISED,
+    "leviathan": "In training the input embedding was generated from the digits of the token id "
+    f"(LEV of {PAPER})." + MATERIALISED,
+    "leviathan_v1": "In training the input embedding was generated from the digits of the token id "
+    f"(the generator of {PAPER}, version 1)." + MATERIALISED,
 }
 
 TEMPLATE = """\

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from leviathan.config.embedding import Match
 from leviathan.config.schema import ModelConfig
 from leviathan.model.embedding import KINDS
 
@@ -33,6 +34,7 @@ class Accounting:
         weight_bytes: all parameters in fp32.
         training_bytes: fp32 weights, gradients and both AdamW moments, before any sharding and
             without activations.
+        matching: how near a matched kind's free width brings it to its target; else None.
     """
 
     kind: str
@@ -46,6 +48,7 @@ class Accounting:
     output_head_flops_per_token: int
     weight_bytes: int
     training_bytes: int
+    matching: Match | None
 
 
 def account(config: ModelConfig) -> Accounting:
@@ -73,6 +76,7 @@ def account(config: ModelConfig) -> Accounting:
         output_head_flops_per_token=6 * table,
         weight_bytes=4 * total,
         training_bytes=TRAINING_BYTES_PER_PARAMETER * total,
+        matching=config.embedding.match(config.padded_vocab_size, config.d_model),
     )
 
 

@@ -1,13 +1,24 @@
 """The input embeddings, by the `kind` that configurations name them with."""
 
 from leviathan.config.schema import ModelConfig
+from leviathan.model.embedding.albert import AlbertEmbedding
 from leviathan.model.embedding.base import InputEmbedding, Normal
+from leviathan.model.embedding.binary_codes import BinaryCodesEmbedding
+from leviathan.model.embedding.factored_mlp import FactoredMLPEmbedding
+from leviathan.model.embedding.flat_mlp import FlatMLPEmbedding
 from leviathan.model.embedding.leviathan import LeviathanEmbedding
-from leviathan.model.embedding.table import TiedEmbedding
+from leviathan.model.embedding.leviathan_v1 import LeviathanV1Embedding
+from leviathan.model.embedding.table import TiedEmbedding, UntiedEmbedding
 
 KINDS: dict[str, type[InputEmbedding]] = {
     "tied": TiedEmbedding,
+    "untied": UntiedEmbedding,
+    "albert": AlbertEmbedding,
+    "flat_mlp": FlatMLPEmbedding,
+    "factored_mlp": FactoredMLPEmbedding,
+    "binary_codes": BinaryCodesEmbedding,
     "leviathan": LeviathanEmbedding,
+    "leviathan_v1": LeviathanV1Embedding,
 }
 
 

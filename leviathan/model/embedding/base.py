@@ -3,12 +3,17 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from leviathan.config.schema import ModelConfig
+
+CALIBRATION_IDS = 1024
 
 
 @dataclass(frozen=True)
@@ -24,16 +29,20 @@ class InputEmbedding(nn.Module, ABC):
 
     Attributes:
         vocabulary: V, the number of ids with a vector: the model's padded vocabulary.
+        linear_in: names of the parameters that E is linear in, all of them taken together; scaling
+            them scales E.
     """
+
+    linear_in: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.vocabulary = config.padded_vocab_size
 
     @staticmethod
-    @abstractmethod
     def param_count(config: ModelConfig) -> int:
         """Number of parameters in closed form; equal to the sum of `numel` over the module."""
+        return config.embedding.parameters(config.padded_vocab_size, config.d_model)
 
     @staticmethod
     @abstractmethod
@@ -44,8 +53,22 @@ class InputEmbedding(nn.Module, ABC):
     def initial(self, config: ModelConfig) -> Mapping[str, Normal]:
         """How each of the module's own parameters is drawn, by its local name."""
 
+    @torch.no_grad()
     def calibrate(self, config: ModelConfig) -> None:
-        """Adjusts freshly drawn parameters; must depend on their values alone."""
+        """Scales the parameters of `linear_in` so that E starts with std `embedding_init_std`.
+
+        Over evenly spaced ids, in float64 on the CPU, so that the factor, rounded to fp32, is the
+        same everywhere. Nothing happens where that is null, or the kind has no such parameters.
+        """
+        wanted = getattr(config.embedding, "embedding_init_std", None)
+        if wanted is None or not self.linear_in:
+            return
+        parameters = {n: p.to("cpu", torch.float64) for n, p in self.named_parameters()}
+        step = max(1, self.vocabulary // CALIBRATION_IDS)
+        sample = torch.arange(0, self.vocabulary, step).split(64)
+        rows = torch.cat([functional_call(self, parameters, (ids,)) for ids in sample])
+        for name in self.linear_in:
+            self.get_parameter(name).mul_(wanted / float(rows.std()))
 
     @abstractmethod
     def rows(self, ids: Tensor) -> Tensor:
@@ -88,7 +111,7 @@ class InputEmbedding(nn.Module, ABC):
             chunk: ids at a time, which bounds the memory of intermediates.
         """
         parts = []
-        device = next(self.parameters()).device
+        device = next(chain(self.parameters(), self.buffers())).device
         for start in range(0, self.vocabulary, chunk):
             ids = torch.arange(start, min(start + chunk, self.vocabulary), device=device)
             part = self.rows(ids)

@@ -10,17 +10,12 @@ from leviathan.config.schema import ModelConfig
 from leviathan.model.embedding.base import InputEmbedding, Normal
 
 
-class TiedEmbedding(InputEmbedding):
-    """A `V × D` table that is also the output head's weight: the main baseline."""
+class UntiedEmbedding(InputEmbedding):
+    """A `V × D` table."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         self.weight = nn.Parameter(torch.empty(config.padded_vocab_size, config.d_model))
-
-    @staticmethod
-    def param_count(config: ModelConfig) -> int:
-        """V·D."""
-        return config.padded_vocab_size * config.d_model
 
     @staticmethod
     def multiply_adds(config: ModelConfig) -> int:
@@ -30,11 +25,6 @@ class TiedEmbedding(InputEmbedding):
     def initial(self, config: ModelConfig) -> Mapping[str, Normal]:
         """The backbone's std."""
         return {"weight": Normal(config.init_std)}
-
-    @property
-    def output_weight(self) -> nn.Parameter:
-        """The table itself."""
-        return self.weight
 
     def rows(self, ids: Tensor) -> Tensor:
         """Look-up `[N] → [N, D]`."""
@@ -46,3 +36,12 @@ class TiedEmbedding(InputEmbedding):
         """Look-up `[B, T] → [B, T, D]`; a table gains nothing from the distinct ids."""
         self._check(ids if unique_ids is None else unique_ids)
         return F.embedding(ids, self.weight)
+
+
+class TiedEmbedding(UntiedEmbedding):
+    """A `V × D` table that is also the output head's weight: the main baseline."""
+
+    @property
+    def output_weight(self) -> nn.Parameter:
+        """The table itself."""
+        return self.weight

@@ -11,6 +11,7 @@ from leviathan.data.tokenizer import END_OF_TEXT, Tokenizer, load_tokenizer
 from leviathan.errors import CheckpointError, ConfigError
 from leviathan.export.folder import MARKER, replacing
 from leviathan.export.hf_llama import SAMPLE_TEXT, export_model
+from leviathan.model.embedding import KINDS
 from leviathan.model.init import init_weights
 from leviathan.model.transformer import CausalLM
 
@@ -25,7 +26,13 @@ TEXTS = [
     "I'll we've THEY'RE don'T 'sup",
     "a" * 300 + " " * 300,
 ]
-LEV = {"kind": "leviathan", "d_seed": 8, "heads": 2, "knots": 5, "rank": 4}
+SMALL = {  # the others need no fields, or match what little is said here
+    "leviathan": {"d_seed": 8, "heads": 2, "knots": 5, "rank": 4},
+    "leviathan_v1": {"d_seed": 8, "modes": 2, "knots": 5, "rank": 4},
+    "albert": {"width": 5},
+    "flat_mlp": {"width": 3, "hidden": 20},
+    "factored_mlp": {"d_seed": 8, "hidden": 20},
+}
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +58,7 @@ def make(tokenizer):
         config = ModelConfig.model_validate(
             {"d_model": 32, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "seq_len": 24}
             | {"vocab_size": tokenizer.vocab_size, "padded_vocab_size": 320}
-            | {"embedding": LEV if kind == "leviathan" else {"kind": kind}, "init_std": 0.2}
+            | {"embedding": {"kind": kind} | SMALL.get(kind, {}), "init_std": 0.2}
             | fields
         )
         model = CausalLM(config)
@@ -61,7 +68,7 @@ def make(tokenizer):
     return build
 
 
-@pytest.mark.parametrize("kind", ["tied", "leviathan"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_verified_export(make, tokenizer, tmp_path, kind):
     from safetensors.torch import load_file
 
@@ -75,7 +82,7 @@ def test_verified_export(make, tokenizer, tmp_path, kind):
     out = tmp_path / "out"
     state = load_file(out / "model.safetensors")
     assert state["model.embed_tokens.weight"].shape == (tokenizer.vocab_size, 32)
-    assert ("lm_head.weight" in state) == (kind == "leviathan")
+    assert ("lm_head.weight" in state) == (kind != "tied")
     assert sum(value.numel() for value in state.values()) == result["parameters"]
     settings = json.loads((out / "config.json").read_text())
     assert settings["architectures"] == ["LlamaForCausalLM"]

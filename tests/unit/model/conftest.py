@@ -8,15 +8,25 @@ from leviathan.config.schema import ModelConfig
 from leviathan.model.init import init_weights
 from leviathan.model.transformer import CausalLM
 
-SMALL_LEV = {"kind": "leviathan", "d_seed": 8, "heads": 2, "knots": 5, "rank": 4}
+# 1,216 parameters of LEV; 96 and 32 as below.
+SMALL: dict[str, dict] = {
+    "leviathan": {"d_seed": 8, "heads": 2, "knots": 5, "rank": 4},
+    "leviathan_v1": {"d_seed": 8, "modes": 2, "knots": 5, "rank": 4},
+    "albert": {"match_parameters": 1216},
+    "flat_mlp": {"match_parameters": 1216},
+    "factored_mlp": {"match_parameters": 1216, "d_seed": 8},
+}
 
 
 @pytest.fixture
 def make_config() -> Callable[..., ModelConfig]:
-    """A model configuration of a few thousand parameters; fields can be changed by name."""
+    """A model configuration of a few thousand parameters; fields can be changed by name.
+
+    `lev` holds further fields of the input embedding, whatever its kind.
+    """
 
     def make(kind: str = "leviathan", lev: dict | None = None, **fields) -> ModelConfig:
-        embedding = SMALL_LEV | (lev or {}) if kind == "leviathan" else {"kind": kind}
+        embedding = {"kind": kind} | SMALL.get(kind, {}) | (lev or {})
         shape = {"d_model": 32, "n_layers": 2, "n_heads": 4, "seq_len": 16}
         vocabulary = {"vocab_size": 90, "padded_vocab_size": 96}
         return ModelConfig.model_validate(shape | vocabulary | {"embedding": embedding} | fields)

@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 
+from leviathan.model.embedding import KINDS
 from leviathan.model.init import init_weights
 from leviathan.model.transformer import CausalLM
 
@@ -23,7 +24,7 @@ print(hashlib.sha256(values).hexdigest())
 """
 
 
-@pytest.mark.parametrize("kind", ["tied", "leviathan"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_same_whatever_was_drawn_before(make_config, kind):
     config = make_config(kind)
     torch.manual_seed(1)
@@ -48,11 +49,12 @@ def test_seeds_and_names_tell_parameters_apart(make_model):
     assert not layers[0].self_attn.q_proj.weight.equal(layers[0].self_attn.k_proj.weight)
 
 
-def test_kinds_share_their_body(make_model):
-    tied, lev = make_model("tied"), dict(make_model("leviathan").named_parameters())
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds_share_their_body(make_model, kind):
+    tied, other = make_model("tied"), dict(make_model(kind).named_parameters())
     for name, parameter in tied.named_parameters():
         if "embed_tokens" not in name:
-            assert parameter.equal(lev[name]), name
+            assert parameter.equal(other[name]), name
 
 
 def test_a_deeper_model_keeps_the_lower_layers_draws(make_model):

@@ -1,0 +1,25 @@
+"""The base of all configuration models, and the types of their fields."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+
+class Strict(BaseModel):
+    """Base of all configuration models: unknown keys are errors, and nothing changes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+def from_earlier(*names: str, compute: Any) -> Any:
+    """A default computed from fields declared earlier in the same model."""
+    return Field(default_factory=lambda earlier: compute(*(earlier[name] for name in names)))
+
+
+PositiveInt = Annotated[int, Field(gt=0)]
+PositiveFloat = Annotated[float, Field(gt=0, strict=False)]
+NonNegativeFloat = Annotated[float, Field(ge=0, strict=False)]
+UserPath = Annotated[Path, Field(strict=False)]
+# One path may be written without the brackets of a list.
+Paths = Annotated[list[str], BeforeValidator(lambda v: [v] if isinstance(v, str) else v)]

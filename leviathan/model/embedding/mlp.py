@@ -1,0 +1,46 @@
+"""The two-layer SiLU MLP that makes a token's vector of its seed."""
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from leviathan.config.schema import ModelConfig
+from leviathan.model.embedding.base import InputEmbedding, Normal
+
+
+class SeedMLPEmbedding(InputEmbedding):
+    """E_i = W^out · SiLU(W·z(i) + c), on the distinct ids of a batch; a kind says what z is.
+
+    Parameters: hidden_weight `[H, seed]`, hidden_bias `[H]`, out_weight `[D, H]`, and the seed's.
+    """
+
+    linear_in = ("out_weight",)
+
+    def __init__(self, config: ModelConfig, seed_width: int, hidden: int | None) -> None:
+        super().__init__(config)
+        assert hidden is not None, "not resolved"
+        self.hidden_weight = nn.Parameter(torch.empty(hidden, seed_width))
+        self.hidden_bias = nn.Parameter(torch.empty(hidden))
+        self.out_weight = nn.Parameter(torch.empty(config.d_model, hidden))
+
+    def seeds(self, ids: Tensor) -> Tensor:
+        """What stands for each of the ids `[N]`: `[N, seed]`, of unit variance at step 0."""
+        raise NotImplementedError
+
+    def initial(self, config: ModelConfig) -> Mapping[str, Normal]:
+        """Arguments of SiLU with unit variance: at the backbone's 0.02 it would be a line.
+
+        `calibrate` then sets the scale of the output.
+        """
+        return {
+            "hidden_weight": Normal(self.hidden_weight.shape[1] ** -0.5),
+            "hidden_bias": Normal(),
+            "out_weight": Normal(config.init_std),
+        }
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """`[N] → [N, D]`."""
+        hidden = F.silu(F.linear(self.seeds(ids), self.hidden_weight, self.hidden_bias))
+        return F.linear(hidden, self.out_weight)

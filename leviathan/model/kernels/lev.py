@@ -1,0 +1,204 @@
+"""LEV over distinct ids, as one operation whose memory does not grow with them.
+
+The forward pass keeps the ids alone; the backward pass computes everything again, block by block.
+The latents need no product per id: W_ℓ z = Σ_r (W_ℓ C_r)[i_r], so the k·b codebook rows are
+projected once and looked up. Parameters come in as arguments and nothing is kept between calls, so
+engines may gather and shard them as they like; the operation is opaque to `torch.compile`.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from leviathan.model.kernels.select import modes_path
+
+LAYER_NORM_EPS = 1e-5
+
+
+class Parameters(NamedTuple):
+    """LEV's parameters in the order the operations take them; shapes with the paper's letters."""
+
+    codebooks: Tensor  # [k, b, d]
+    latent_weight: Tensor  # [h, d, d]
+    latent_bias: Tensor  # [h, d]
+    norm_weight: Tensor  # [h, d]
+    norm_bias: Tensor  # [h, d]
+    spline_delta: Tensor  # [h, d, κ, r]
+    out_weight: Tensor  # [h, r, D]
+
+    def widened(self) -> "Parameters":
+        """In fp32, or as they are if wider."""
+        wide = torch.promote_types(self.out_weight.dtype, torch.float32)
+        return Parameters(*(p.to(wide) for p in self))
+
+
+def lev_rows(ids: Tensor, parameters: Parameters, scale_inside: bool = False) -> Tensor:
+    """E `[N, D]` of the ids `[N]` (int64, within [0, b^k)), in the parameters' dtype.
+
+    Accumulates in fp32 or wider. Differentiable once with respect to every parameter.
+
+    Args:
+        ids: distinct, if work is not to be done twice.
+        parameters: LEV's.
+        scale_inside: σ(LN(½·x)) in place of σ(½·LN(x)).
+    """
+    return _rows(ids, *parameters, scale_inside)
+
+
+def digits_of(ids: Tensor, base: int, count: int) -> Tensor:
+    """Digits of `ids` `[N]` in `base`, most significant first: `[N, count]` int64."""
+    powers = base ** torch.arange(count - 1, -1, -1, device=ids.device)
+    return ids.unsqueeze(-1) // powers % base
+
+
+@torch.library.custom_op("leviathan::lev_rows", mutates_args=())
+def _rows(
+    ids: Tensor,
+    codebooks: Tensor,
+    latent_weight: Tensor,
+    latent_bias: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    spline_delta: Tensor,
+    out_weight: Tensor,
+    scale_inside: bool,
+) -> Tensor:
+    given = Parameters(
+        codebooks, latent_weight, latent_bias, norm_weight, norm_bias, spline_delta, out_weight
+    )
+    p = given.widened()
+    latents = _Latents(ids, p, scale_inside)
+    path = modes_path(p.spline_delta, len(ids), gradient=False)
+    out = p.out_weight.flatten(0, 1)  # [h·r, D]
+    rows = out_weight.new_empty(len(ids), out.shape[1])
+    for part in _blocks(len(ids), path.block):
+        modes = path.forward(latents.argument(part))
+        rows[part] = modes.flatten(1) @ out
+    return rows
+
+
+@torch.library.custom_op("leviathan::lev_rows_backward", mutates_args=())
+def _rows_backward(
+    grad: Tensor,
+    ids: Tensor,
+    codebooks: Tensor,
+    latent_weight: Tensor,
+    latent_bias: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    spline_delta: Tensor,
+    out_weight: Tensor,
+    scale_inside: bool,
+) -> list[Tensor]:
+    given = Parameters(
+        codebooks, latent_weight, latent_bias, norm_weight, norm_bias, spline_delta, out_weight
+    )
+    p = given.widened()
+    latents = _Latents(ids, p, scale_inside)
+    path = modes_path(p.spline_delta, len(ids), gradient=True)
+    out = p.out_weight.flatten(0, 1)
+    grad_out = torch.zeros_like(out)
+    for part in _blocks(len(ids), path.block):
+        grad_rows = grad[part].to(out.dtype)
+        grad_modes = (grad_rows @ out.T).view(-1, *p.out_weight.shape[:2])  # [n, h, r]
+        modes, grad_argument = path.backward(latents.argument(part), grad_modes)
+        grad_out.addmm_(modes.flatten(1).T, grad_rows)
+        latents.backward(grad_argument)
+    grads = (*latents.gradients(), path.grad_delta, grad_out.view_as(p.out_weight))
+    return [g.to(p.dtype) for g, p in zip(grads, given, strict=True)]
+
+
+@_rows.register_fake
+def _(ids: Tensor, *rest: Any) -> Tensor:
+    out_weight = rest[-2]
+    return out_weight.new_empty(ids.shape[0], out_weight.shape[2])
+
+
+@_rows_backward.register_fake
+def _(grad: Tensor, ids: Tensor, *rest: Any) -> list[Tensor]:
+    return [torch.empty_like(p) for p in rest[:-1]]
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ids, *parameters, ctx.scale_inside = inputs
+    ctx.save_for_backward(ids, *parameters)
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return (None, *_rows_backward(grad, *ctx.saved_tensors, ctx.scale_inside), None)
+
+
+torch.library.register_autograd("leviathan::lev_rows", _differentiate, setup_context=_keep)
+
+
+class _Latents:
+    """The sigmoid's argument ½·LN_ℓ(W_ℓ z + c_ℓ), block by block, and its gradients."""
+
+    def __init__(self, ids: Tensor, p: Parameters, scale_inside: bool) -> None:
+        self._p, self._inside = p, scale_inside
+        k, base, _ = p.codebooks.shape
+        self._digits = digits_of(ids, base, k).T.contiguous()  # [k, N]
+        mixer = p.latent_weight.flatten(0, 1)  # [h·d, d]
+        self._projected = p.codebooks @ mixer.T  # [k, b, h·d]
+        self._projected[0] += p.latent_bias.flatten()
+        self._grad_projected = torch.zeros_like(self._projected)
+        self._grad_weight = torch.zeros_like(p.norm_weight)
+        self._grad_bias = torch.zeros_like(p.norm_bias)
+
+    def argument(self, part: slice) -> Tensor:
+        """`[n, h, d]` of the ids in `part`, which `backward` then refers to."""
+        self._part = self._digits[:, part]
+        mixed = self._projected[0][self._part[0]]
+        for place in range(1, len(self._part)):
+            mixed += self._projected[place][self._part[place]]
+        mixed = mixed.view(-1, *self._p.norm_weight.shape)
+        if self._inside:
+            mixed *= 0.5
+        self._mixed = mixed
+        self._normal, self._mean, self._rstd = torch.native_layer_norm(
+            mixed, mixed.shape[-1:], None, None, LAYER_NORM_EPS
+        )
+        argument = torch.addcmul(self._p.norm_bias, self._normal, self._p.norm_weight)
+        return argument if self._inside else argument.mul_(0.5)
+
+    def backward(self, grad: Tensor) -> None:
+        """Takes the gradient of the last `argument`, in its shape."""
+        grad = grad if self._inside else grad * 0.5
+        self._grad_weight += (grad * self._normal).sum(0)
+        self._grad_bias += grad.sum(0)
+        grad_mixed = torch.ops.aten.native_layer_norm_backward(
+            (grad * self._p.norm_weight).contiguous(),
+            self._mixed,
+            self._mixed.shape[-1:],
+            self._mean,
+            self._rstd,
+            None,
+            None,
+            [True, False, False],
+        )[0]
+        if self._inside:
+            grad_mixed = grad_mixed * 0.5
+        for place, digit in enumerate(self._part):
+            # Sums rows in a fixed order, on CUDA too.
+            self._grad_projected[place] += torch.ops.aten.embedding_dense_backward(
+                grad_mixed.flatten(1), digit, self._projected.shape[1], -1, False
+            )
+
+    def gradients(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Of codebooks, latent weight and bias, norm weight and bias."""
+        mixer = self._p.latent_weight.flatten(0, 1)
+        grad_codebooks = self._grad_projected @ mixer
+        grad_mixer = self._grad_projected.flatten(0, 1).T @ self._p.codebooks.flatten(0, 1)
+        grad_latent_bias = self._grad_projected[0].sum(0).view_as(self._p.latent_bias)
+        return (
+            grad_codebooks,
+            grad_mixer.view_as(self._p.latent_weight),
+            grad_latent_bias,
+            self._grad_weight,
+            self._grad_bias,
+        )
+
+
+def _blocks(count: int, size: int) -> list[slice]:
+    return [slice(start, start + size) for start in range(0, count, max(1, size))]

@@ -1,0 +1,27 @@
+"""Which implementation of LEV's spline and product serves a device and dtype."""
+
+from typing import Protocol
+
+from torch import Tensor
+
+from leviathan.model.kernels.blocked import BlockedModes
+
+
+class ModesPath(Protocol):
+    """What `lev.py` asks of an implementation."""
+
+    block: int  # ids a call at most
+    grad_delta: Tensor  # [h, d, κ, r], the sum over the calls of `backward`
+
+    def forward(self, argument: Tensor) -> Tensor:
+        """`[n, h, d] → [n, h, r]`."""
+        ...
+
+    def backward(self, argument: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+        """Modes again `[n, h, r]`, and the gradient of the argument `[n, h, d]`."""
+        ...
+
+
+def modes_path(delta: Tensor, ids: int, gradient: bool) -> ModesPath:
+    """The fastest implementation for these coefficients `[h, d, κ, r]` and so many ids."""
+    return BlockedModes(delta, ids, gradient)
