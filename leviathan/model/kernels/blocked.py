@@ -27,24 +27,23 @@ class BlockedModes:
     def __init__(self, delta: Tensor, ids: int, gradient: bool) -> None:
         h, d, knots, r = delta.shape
         self.block = min(ids, max(16, BLOCK_ELEMENTS // (d * r)))
-        self._knots = knots
         self._coefficients = delta + 1
         self._bound = float(self._coefficients.abs().amax())  # φ is a mean of them
-        # One more knot at either end takes the weights of knots that do not exist.
-        self._basis = delta.new_zeros(d * self.block * (knots + 2))
-        self._factors = delta.new_empty(d, self.block, r)
-        self._tree = ProductTree(self._factors, gradient)
-        self._places = torch.arange(d * self.block, device=delta.device) * (knots + 2)
+        self._shape, self._gradient = (d, knots, r), gradient
+        self._fit(self.block)
         if gradient:
             self._centred = delta.transpose(2, 3)  # Σ_j dB_j = 0: the ones make no gradient
             self.grad_delta = torch.zeros_like(delta)
 
     def forward(self, argument: Tensor) -> Tensor:
         """`[n, h, d] → [n, h, r]`."""
-        w = weights(_latent(argument), self._knots)
-        places, values = self._entries(w)
-        heads = [self._mode(head, places, values)[0] for head in range(len(places))]
-        return torch.stack(heads, 1)
+        self._fit(len(argument))
+        w = weights(_latent(argument), self._shape[1])
+        values = w.raw / w.total
+        modes = argument.new_empty(*argument.shape[:2], self._shape[2])
+        for head in range(modes.shape[1]):
+            modes[:, head] = self._mode(head, w.knot[head], values[head])
+        return modes
 
     def backward(self, argument: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
         """The modes again, and the argument's gradient; `grad_delta` grows.
@@ -53,47 +52,52 @@ class BlockedModes:
             argument: `[n, h, d]`.
             grad: of the modes, `[n, h, r]`.
         """
+        self._fit(len(argument))
+        d, knots, _ = self._shape
         x = _latent(argument)
-        w = weights(x, self._knots)
-        places, values = self._entries(w)
-        near = _neighbours(w.knot, self._knots)  # [h, 3, d, n]
-        grad_near = torch.empty_like(values)
-        heads = []
-        for head in range(len(places)):
-            mode, basis = self._mode(head, places, values)
+        w = weights(x, knots)
+        values = w.raw / w.total
+        grad_near = torch.empty_like(values)  # of the basis at the knots j-1, j, j+1
+        modes = torch.empty_like(grad)
+        rows = torch.arange(d * len(argument), device=x.device).view(d, -1) * knots
+        for head in range(modes.shape[1]):
+            modes[:, head] = self._mode(head, w.knot[head], values[head])
             grad_factors = self._tree.spread(grad[:, head])
-            self.grad_delta[head].baddbmm_(basis.transpose(1, 2), grad_factors)
+            self.grad_delta[head].baddbmm_(self._basis.transpose(1, 2), grad_factors)
             grad_basis = torch.bmm(grad_factors, self._centred[head])  # [d, n, κ]
-            torch.take(grad_basis, near[head], out=grad_near[head])
-            heads.append(mode)
-        grad_x = slope(w, self._knots, grad_near)
+            for side, near in enumerate(_neighbours(w.knot[head], knots)):
+                torch.take(grad_basis, near.add_(rows), out=grad_near[head, side])
+        grad_x = slope(w, knots, grad_near)
         grad_x.mul_(x).mul_(1 - x)
-        return torch.stack(heads, 1), grad_x.permute(2, 0, 1)
+        return modes, grad_x.permute(2, 0, 1)
 
-    def _entries(self, w: Weights) -> tuple[Tensor, Tensor]:
-        """Where in the basis the three weights of each x go, and the weights: `[h, 3, d, n]`."""
-        d, n = w.knot.shape[1:]
-        first = w.knot + self._places[: d * n].view(d, n)
-        return torch.stack([first, first + 1, first + 2], 1), w.raw / w.total
+    def _fit(self, n: int) -> None:
+        """Buffers for blocks of n ids."""
+        if n == getattr(self, "_ids", None):
+            return
+        self._ids = n
+        d, knots, r = self._shape
+        like = self._coefficients
+        # One more knot at either end takes the weights of knots that do not exist.
+        self._padded = like.new_empty(d * n * (knots + 2))
+        self._basis = self._padded.view(d, n, -1)[:, :, 1:-1]  # [d, n, κ]
+        self._rows = torch.arange(d * n, device=like.device).view(d, n) * (knots + 2)
+        self._factors = like.new_empty(d, n, r)
+        self._tree = ProductTree(self._factors, self._gradient)
 
-    def _mode(self, head: int, places: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """One head's product `[n, r]` and its basis `[d, n, κ]`."""
-        d, n = places.shape[2:]
-        flat = self._basis[: d * n * (self._knots + 2)].zero_()
-        flat.scatter_(0, places[head].view(-1), values[head].view(-1))
-        basis = flat.view(d, n, -1)[:, :, 1:-1]
-        factors = self._factors[:, :n]
-        torch.bmm(basis, self._coefficients[head], out=factors)
-        return self._tree.multiply(factors, self._bound), basis
+    def _mode(self, head: int, knot: Tensor, values: Tensor) -> Tensor:
+        """One head's product `[n, r]`, valid until the next; knot `[d, n]`, values `[3, d, n]`."""
+        first = knot + self._rows
+        places = torch.stack([first, first + 1, first + 2])
+        self._padded.zero_().scatter_(0, places.view(-1), values.view(-1))
+        torch.bmm(self._basis, self._coefficients[head], out=self._factors)
+        return self._tree.multiply(self._bound)
 
 
 def _latent(argument: Tensor) -> Tensor:
     return argument.permute(1, 2, 0).sigmoid().contiguous()  # [h, d, n]
 
 
-def _neighbours(knot: Tensor, knots: int) -> Tensor:
-    """Flat places of the knots j-1, j, j+1 in a `[d, n, κ]`; of a missing one, that of j."""
-    d, n = knot.shape[1:]
-    rows = torch.arange(d * n, device=knot.device).view(d, n) * knots
-    near = [(knot + step).clamp_(0, knots - 1).add_(rows) for step in (-1, 0, 1)]
-    return torch.stack(near, 1)
+def _neighbours(knot: Tensor, knots: int) -> list[Tensor]:
+    """The knots j-1, j, j+1; in place of a missing one, whose weight is zero, j itself."""
+    return [(knot + step).clamp_(0, knots - 1) for step in (-1, 0, 1)]

@@ -6,12 +6,13 @@ projected once and looked up. Parameters come in as arguments and nothing is kep
 engines may gather and shard them as they like; the operation is opaque to `torch.compile`.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from leviathan.model.kernels.select import modes_path
+from leviathan.model.kernels.select import modes_path, share
 
 LAYER_NORM_EPS = 1e-5
 
@@ -68,13 +69,19 @@ def _rows(
         codebooks, latent_weight, latent_bias, norm_weight, norm_bias, spline_delta, out_weight
     )
     p = given.widened()
-    latents = _Latents(ids, p, scale_inside)
-    path = modes_path(p.spline_delta, len(ids), gradient=False)
+    projected = _projected(p)
     out = p.out_weight.flatten(0, 1)  # [h·r, D]
     rows = out_weight.new_empty(len(ids), out.shape[1])
-    for part in _blocks(len(ids), path.block):
-        modes = path.forward(latents.argument(part))
-        rows[part] = modes.flatten(1) @ out
+
+    def work(part: slice) -> None:
+        mine, target = ids[part], rows[part]
+        latents = _Latents(mine, p, projected, scale_inside)
+        path = modes_path(p.spline_delta, len(mine), gradient=False)
+        for block in _blocks(len(mine), path.block):
+            modes = path.forward(latents.argument(block))
+            target[block] = modes.flatten(1) @ out
+
+    share(work, ids)
     return rows
 
 
@@ -95,17 +102,33 @@ def _rows_backward(
         codebooks, latent_weight, latent_bias, norm_weight, norm_bias, spline_delta, out_weight
     )
     p = given.widened()
-    latents = _Latents(ids, p, scale_inside)
-    path = modes_path(p.spline_delta, len(ids), gradient=True)
+    projected = _projected(p)
     out = p.out_weight.flatten(0, 1)
-    grad_out = torch.zeros_like(out)
-    for part in _blocks(len(ids), path.block):
-        grad_rows = grad[part].to(out.dtype)
-        grad_modes = (grad_rows @ out.T).view(-1, *p.out_weight.shape[:2])  # [n, h, r]
-        modes, grad_argument = path.backward(latents.argument(part), grad_modes)
-        grad_out.addmm_(modes.flatten(1).T, grad_rows)
-        latents.backward(grad_argument)
-    grads = (*latents.gradients(), path.grad_delta, grad_out.view_as(p.out_weight))
+
+    def work(part: slice) -> tuple[Tensor, ...]:
+        mine, grad_mine = ids[part], grad[part]
+        latents = _Latents(mine, p, projected, scale_inside)
+        path = modes_path(p.spline_delta, len(mine), gradient=True)
+        grad_out = torch.zeros_like(out)
+        for block in _blocks(len(mine), path.block):
+            grad_rows = grad_mine[block].to(out.dtype)
+            grad_modes = (grad_rows @ out.T).view(-1, *p.out_weight.shape[:2])  # [n, h, r]
+            modes, grad_argument = path.backward(latents.argument(block), grad_modes)
+            grad_out.addmm_(modes.flatten(1).T, grad_rows)
+            latents.backward(grad_argument)
+        return (*latents.gradients, path.grad_delta, grad_out)
+
+    shares = zip(*share(work, ids), strict=True)
+    grad_projected, grad_norm_weight, grad_norm_bias, grad_delta, grad_out = (
+        functools.reduce(torch.add, parts) for parts in shares
+    )
+    grads = (
+        *_through_projection(p, grad_projected),
+        grad_norm_weight,
+        grad_norm_bias,
+        grad_delta,
+        grad_out.view_as(p.out_weight),
+    )
     return [g.to(p.dtype) for g, p in zip(grads, given, strict=True)]
 
 
@@ -132,19 +155,34 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 torch.library.register_autograd("leviathan::lev_rows", _differentiate, setup_context=_keep)
 
 
+def _projected(p: Parameters) -> Tensor:
+    """Every codebook row under every W_ℓ, the first digit's with the bias: `[k, b, h·d]`."""
+    projected = p.codebooks @ p.latent_weight.flatten(0, 1).T
+    projected[0] += p.latent_bias.flatten()
+    return projected
+
+
+def _through_projection(p: Parameters, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of codebooks, latent weight and latent bias, given that of `_projected`."""
+    grad_mixer = grad.flatten(0, 1).T @ p.codebooks.flatten(0, 1)
+    return (
+        grad @ p.latent_weight.flatten(0, 1),
+        grad_mixer.view_as(p.latent_weight),
+        grad[0].sum(0).view_as(p.latent_bias),
+    )
+
+
 class _Latents:
     """The sigmoid's argument ½·LN_ℓ(W_ℓ z + c_ℓ), block by block, and its gradients."""
 
-    def __init__(self, ids: Tensor, p: Parameters, scale_inside: bool) -> None:
-        self._p, self._inside = p, scale_inside
-        k, base, _ = p.codebooks.shape
-        self._digits = digits_of(ids, base, k).T.contiguous()  # [k, N]
-        mixer = p.latent_weight.flatten(0, 1)  # [h·d, d]
-        self._projected = p.codebooks @ mixer.T  # [k, b, h·d]
-        self._projected[0] += p.latent_bias.flatten()
-        self._grad_projected = torch.zeros_like(self._projected)
-        self._grad_weight = torch.zeros_like(p.norm_weight)
-        self._grad_bias = torch.zeros_like(p.norm_bias)
+    def __init__(self, ids: Tensor, p: Parameters, projected: Tensor, inside: bool) -> None:
+        self._p, self._projected, self._inside = p, projected, inside
+        k, base, _ = projected.shape
+        self._digits = digits_of(ids, base, k).T.contiguous()  # [k, n]
+        # Of the projected codebooks, the norms' weights and their biases.
+        self.gradients = tuple(
+            torch.zeros_like(x) for x in (projected, p.norm_weight, p.norm_bias)
+        )
 
     def argument(self, part: slice) -> Tensor:
         """`[n, h, d]` of the ids in `part`, which `backward` then refers to."""
@@ -165,8 +203,9 @@ class _Latents:
     def backward(self, grad: Tensor) -> None:
         """Takes the gradient of the last `argument`, in its shape."""
         grad = grad if self._inside else grad * 0.5
-        self._grad_weight += (grad * self._normal).sum(0)
-        self._grad_bias += grad.sum(0)
+        grad_projected, grad_weight, grad_bias = self.gradients
+        grad_weight += (grad * self._normal).sum(0)
+        grad_bias += grad.sum(0)
         grad_mixed = torch.ops.aten.native_layer_norm_backward(
             (grad * self._p.norm_weight).contiguous(),
             self._mixed,
@@ -181,23 +220,9 @@ class _Latents:
             grad_mixed = grad_mixed * 0.5
         for place, digit in enumerate(self._part):
             # Sums rows in a fixed order, on CUDA too.
-            self._grad_projected[place] += torch.ops.aten.embedding_dense_backward(
+            grad_projected[place] += torch.ops.aten.embedding_dense_backward(
                 grad_mixed.flatten(1), digit, self._projected.shape[1], -1, False
             )
-
-    def gradients(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Of codebooks, latent weight and bias, norm weight and bias."""
-        mixer = self._p.latent_weight.flatten(0, 1)
-        grad_codebooks = self._grad_projected @ mixer
-        grad_mixer = self._grad_projected.flatten(0, 1).T @ self._p.codebooks.flatten(0, 1)
-        grad_latent_bias = self._grad_projected[0].sum(0).view_as(self._p.latent_bias)
-        return (
-            grad_codebooks,
-            grad_mixer.view_as(self._p.latent_weight),
-            grad_latent_bias,
-            self._grad_weight,
-            self._grad_bias,
-        )
 
 
 def _blocks(count: int, size: int) -> list[slice]:

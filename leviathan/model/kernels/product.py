@@ -11,6 +11,7 @@ Level 4 costs next to nothing and is safe for all but extreme factors, which are
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,99 +25,124 @@ def tree_product(factors: Tensor) -> Tensor:
     return _TreeProduct.apply(factors)
 
 
+class _Level(NamedTuple):
+    """One level of the tree, as the views that going up and down it needs."""
+
+    halves: tuple[Tensor, Tensor]  # of the nodes: two of [m // 2, n, r]
+    products: Tensor  # [m // 2, n, r], where theirs go in the level above
+    grad_halves: tuple[Tensor, Tensor] | None
+    grad_products: Tensor | None
+    odd: tuple[Tensor, ...]  # an odd last node, its place above, and those of its gradient
+
+
 class ProductTree:
-    """One product over the first dimension of `[s, n, r]`, in buffers that are used again.
+    """A product over the first dimension of `[s, n, r]`, in buffers that are used again.
 
     Args:
-        like: the factors' buffer; gives shape, dtype and device.
+        factors: the buffer that the factors will be written to.
         gradient: whether `spread` will be called, which needs as much memory again.
     """
 
-    def __init__(self, like: Tensor, gradient: bool) -> None:
-        sizes = [like.shape[0]]
+    def __init__(self, factors: Tensor, gradient: bool) -> None:
+        sizes = [factors.shape[0]]
         while sizes[-1] > 1:
             sizes.append((sizes[-1] + 1) // 2)
-        rest = like.shape[1:]
-        self._levels = [like] + [like.new_empty(size, *rest) for size in sizes[1:]]
-        self._grads = [like.new_empty(size, *rest) for size in sizes] if gradient else []
-        self._scaled = 0
-        self._exponent = self._total = like.new_empty(0)
+        rest = factors.shape[1:]
+        nodes = [factors] + [factors.new_empty(size, *rest) for size in sizes[1:]]
+        grads = [factors.new_empty(size, *rest) for size in sizes] if gradient else []
+        self._levels = [
+            _level(nodes[i], nodes[i + 1], *grads[i : i + 2]) for i in range(len(sizes) - 1)
+        ]
+        self._nodes, self._grads = nodes, grads
+        self._scaled: int | None = None  # the level brought near 1
+        self._exponent = self._total = factors  # its powers of two, and their product's
 
-    def multiply(self, factors: Tensor, bound: float) -> Tensor:
-        """`[s, n, r] → [n, r]`; `bound` is an upper bound of the factors' magnitude."""
-        self._levels = [factors] + [level[:, : factors.shape[1]] for level in self._levels[1:]]
-        depth = len(self._levels) - 1
+    def multiply(self, bound: float) -> Tensor:
+        """`[n, r]`, valid until the next call; `bound` is at least the factors' magnitude."""
+        depth = len(self._levels)
         fast, safe = min(FAST_LEVEL, depth), min(SAFE_LEVEL, depth)
         self._climb(0, fast)
-        if fast > safe and not self._in_range(self._levels[fast], 2**fast, bound):
+        magnitude = self._nodes[fast].abs()
+        low, high = (float(x) for x in magnitude.aminmax())
+        if low < _lowest(2**fast, bound):
             fast = safe
-            self._climb(0, safe)  # the level was scaled in place before, or has to be now
-        self._scale(fast)
+            magnitude = self._nodes[safe].abs()
+            low = 0.0
+        # Nodes so near 1 that no product of them can leave the range need no scaling.
+        calm = 2.0 ** (-SMALLEST_EXPONENT / len(magnitude))
+        self._scaled = None if 1 / calm <= low and high <= calm else fast
+        if self._scaled is not None:
+            self._scale(fast, magnitude)
         self._climb(fast, depth)
-        return _times_power(self._levels[-1][0], self._total)
+        product = self._nodes[-1][0]
+        return product if self._scaled is None else _times_power(product, self._total)
 
     def spread(self, grad: Tensor) -> Tensor:
         """Gradients `[s, n, r]` of the factors last multiplied, given that of their product."""
-        grads = [g[:, : grad.shape[0]] for g in self._grads]
-        grads[-1][0] = grad
-        for level in range(len(self._levels) - 1, 0, -1):
-            if level == self._scaled:
-                self._unscale(grads[level])
-            _down(grads[level], self._levels[level - 1], grads[level - 1])
-        if self._scaled == 0:
-            self._unscale(grads[0])
-        return grads[0]
+        self._grads[-1][0] = grad
+        for number in range(len(self._levels), -1, -1):
+            if number == self._scaled:  # all powers of two but the node's own come back
+                grads = self._grads[number]
+                grads.copy_(_times_power(grads, self._total - self._exponent))
+            if number > 0:
+                _down(self._levels[number - 1])
+        return self._grads[0]
 
     def _climb(self, start: int, stop: int) -> None:
-        for below, above in zip(
-            self._levels[start:stop], self._levels[start + 1 : stop + 1], strict=True
-        ):
-            half = below.shape[0] // 2
-            torch.mul(below[:half], below[half : 2 * half], out=above[:half])
-            if above.shape[0] > half:
-                above[half] = below[-1]
+        for level in self._levels[start:stop]:
+            torch.mul(*level.halves, out=level.products)
+            if level.odd:
+                level.odd[1].copy_(level.odd[0])
 
-    def _in_range(self, nodes: Tensor, count: int, bound: float) -> bool:
-        """Whether no partial product of a node's `count` factors can have left fp32's range.
-
-        Any of them is at least the node over `bound ** (count - 1)`. A node that is zero may be
-        an exact zero or an underflow; the safe level tells.
-        """
-        growth = math.log2(max(bound, 1.0))
-        lowest = SMALLEST_EXPONENT + (count - 1) * growth
-        if not (count * growth < -SMALLEST_EXPONENT and lowest < 0):
-            return False
-        return bool(nodes.abs().amin() >= 2.0**lowest)
-
-    def _scale(self, level: int) -> None:
-        """Brings the nodes of a level to magnitudes in [√½, √2]."""
-        nodes = self._levels[level]
-        magnitude = nodes.abs()
+    def _scale(self, number: int, magnitude: Tensor) -> None:
+        """Brings the nodes of a level to magnitudes in [√½, √2]; overwrites `magnitude`."""
         magnitude.masked_fill_(magnitude == 0, 1)
         exponent = magnitude.log2_().round_().clamp_(SMALLEST_EXPONENT, -SMALLEST_EXPONENT)
-        self._scaled, self._exponent, self._total = level, exponent, exponent.sum(0)
-        if level == 0:  # the factors belong to the caller
-            self._levels[0] = nodes * torch.exp2(-exponent)
-        else:
-            nodes.mul_(torch.exp2(-exponent))
+        self._exponent, self._total = exponent, exponent.sum(0)
+        self._nodes[number].mul_(torch.exp2(-exponent))
 
-    def _unscale(self, grads: Tensor) -> None:
-        """d product / d node: all powers of two but the node's own come back."""
-        grads.copy_(_times_power(grads, self._total - self._exponent))
+
+def _level(
+    nodes: Tensor, above: Tensor, grads: Tensor | None = None, grads_above: Tensor | None = None
+) -> _Level:
+    half = nodes.shape[0] // 2
+    odd = (nodes[-1], above[-1]) if nodes.shape[0] % 2 else ()
+    if grads is None or grads_above is None:
+        return _Level(_halves(nodes), above[:half], None, None, odd)
+    if odd:
+        odd = (*odd, grads[-1], grads_above[-1])
+    return _Level(_halves(nodes), above[:half], _halves(grads), grads_above[:half], odd)
+
+
+def _halves(x: Tensor) -> tuple[Tensor, Tensor]:
+    half = x.shape[0] // 2
+    return x[:half], x[half : 2 * half]
+
+
+def _down(level: _Level) -> None:
+    assert level.grad_halves is not None, "the tree was made without gradients"
+    for mine, sibling in zip(level.grad_halves, reversed(level.halves), strict=True):
+        torch.mul(level.grad_products, sibling, out=mine)
+    if level.odd:
+        level.odd[2].copy_(level.odd[3])
+
+
+def _lowest(count: int, bound: float) -> float:
+    """The least node of `count` factors none of whose partial products can have underflowed.
+
+    Each of them is at least the node over `bound ** (count - 1)`. Infinite where one may have
+    overflowed; positive always, as a zero node may be an exact zero or an underflow.
+    """
+    growth = math.log2(max(bound, 1.0))
+    if not count * growth < -SMALLEST_EXPONENT:
+        return math.inf
+    return 2.0 ** (SMALLEST_EXPONENT + (count - 1) * growth)
 
 
 def _times_power(x: Tensor, exponent: Tensor) -> Tensor:
     """x·2^exponent in two steps, as one power alone may be out of range."""
     half = (exponent / 2).round_()
     return (x * torch.exp2(half)).mul_(torch.exp2(exponent - half))
-
-
-def _down(grads: Tensor, below: Tensor, out: Tensor) -> None:
-    half = below.shape[0] // 2
-    torch.mul(grads[:half], below[half : 2 * half], out=out[:half])
-    torch.mul(grads[:half], below[:half], out=out[half : 2 * half])
-    if grads.shape[0] > half:
-        out[-1] = grads[half]
 
 
 class _TreeProduct(torch.autograd.Function):
@@ -134,6 +160,7 @@ class _TreeProduct(torch.autograd.Function):
 
 
 def _whole(factors: Tensor, gradient: bool) -> tuple[Tensor, ProductTree]:
-    flat = factors.reshape(factors.shape[0], 1, -1)
+    flat = factors.reshape(factors.shape[0], 1, -1).clone()
     tree = ProductTree(flat, gradient)
-    return tree.multiply(flat, float(flat.abs().amax())).view(factors.shape[1:]), tree
+    product = tree.multiply(float(flat.abs().amax())).clone()
+    return product.view(factors.shape[1:]), tree

@@ -1,10 +1,14 @@
 """Which implementation of LEV's spline and product serves a device and dtype."""
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, TypeVar
 
 from torch import Tensor
 
 from leviathan.model.kernels.blocked import BlockedModes
+from leviathan.model.kernels.workers import in_parallel
+
+Result = TypeVar("Result")
 
 
 class ModesPath(Protocol):
@@ -25,3 +29,10 @@ class ModesPath(Protocol):
 def modes_path(delta: Tensor, ids: int, gradient: bool) -> ModesPath:
     """The fastest implementation for these coefficients `[h, d, κ, r]` and so many ids."""
     return BlockedModes(delta, ids, gradient)
+
+
+def share(work: Callable[[slice], Result], ids: Tensor) -> list[Result]:
+    """`work` on slices that together are all of `ids`: one for each core; on devices, just one."""
+    if ids.device.type == "cpu":
+        return in_parallel(work, len(ids))
+    return [work(slice(0, len(ids)))]

@@ -1,0 +1,48 @@
+"""Work on a range, shared among the processor's cores in few large pieces.
+
+A block's operations are small. Split over the cores one by one they would meet at thousands of
+barriers a step, each as late as the latest core; a range a worker meets once.
+"""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+
+Result = TypeVar("Result")
+
+MOST_WORKERS = 8  # beyond, Python's lock would be in the way; each then uses several cores
+LEAST_ITEMS = 32  # for one worker
+
+
+def in_parallel(work: Callable[[slice], Result], count: int) -> list[Result]:
+    """`work` on consecutive slices of `range(count)`, without gradient; results in their order.
+
+    How the range is cut depends on the count and on `torch.get_num_threads()` alone. Nothing
+    outlives the call.
+    """
+    threads = torch.get_num_threads()
+    workers = max(1, min(threads, MOST_WORKERS, count // LEAST_ITEMS))
+    bounds = [count * number // workers for number in range(workers + 1)]
+    slices = [slice(*pair) for pair in zip(bounds, bounds[1:], strict=False)]
+    if workers == 1:
+        return [_without_gradient(work, slices[0])]
+    started = threading.Barrier(workers + 1)
+
+    def start() -> None:
+        torch.set_num_threads(threads // workers)
+        started.wait()
+
+    with ThreadPoolExecutor(workers, "leviathan", start) as pool:
+        futures = [pool.submit(_without_gradient, work, part) for part in slices]
+        started.wait()
+        # The setting is a thread's own, but is also what threads made later begin with.
+        torch.set_num_threads(threads)
+        return [future.result() for future in futures]
+
+
+@torch.no_grad()
+def _without_gradient(work: Callable[[slice], Result], part: slice) -> Result:
+    return work(part)
