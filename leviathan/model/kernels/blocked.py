@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from leviathan.model.kernels.product import ProductTree
-from leviathan.model.kernels.spline import Weights, slope, weights
+from leviathan.model.kernels.spline import slope, weights
 
-BLOCK_ELEMENTS = 2**20  # factors of a block and head: 4 MiB of fp32
+CACHED_ELEMENTS = 2**20  # factors of a block and head: 4 MiB of fp32
+DEVICE_ELEMENTS = 2**24  # where launches cost more than cache misses
 
 
 class BlockedModes:
@@ -26,7 +27,8 @@ class BlockedModes:
 
     def __init__(self, delta: Tensor, ids: int, gradient: bool) -> None:
         h, d, knots, r = delta.shape
-        self.block = min(ids, max(16, BLOCK_ELEMENTS // (d * r)))
+        elements = CACHED_ELEMENTS if delta.device.type == "cpu" else DEVICE_ELEMENTS
+        self.block = min(ids, max(16, elements // (d * r)))
         self._coefficients = delta + 1
         self._bound = float(self._coefficients.abs().amax())  # φ is a mean of them
         self._shape, self._gradient = (d, knots, r), gradient

@@ -18,8 +18,8 @@ import triton.language as tl
 from torch import Tensor
 
 IDS_A_CALL = 8192
-TILE_ELEMENTS = 2048  # ids × ranks of a program: 8 fp32 registers a thread and tile
-FORWARD_WARPS, BACKWARD_WARPS = 4, 8
+TILE_ELEMENTS = 2048  # ids × ranks of a program
+FORWARD_WARPS, BACKWARD_WARPS = 8, 16  # registers for them on sm_90: 79 and 128 a thread
 PARTS_BYTES = 2**27  # all parts of the coefficients' gradient
 MOST_GROUP = 8  # dimensions between rescalings: eight factors in [2⁻¹⁵, 2¹⁵] stay in fp32's range
 MOST_RANK, MOST_KNOTS = 128, 64
@@ -102,10 +102,10 @@ class FusedModes:
 
 
 def _programs(like: Tensor) -> int:
-    """Programs for each to have its place on the device at once."""
+    """Programs of the backward pass for which the device has room at once."""
     if like.device.type != "cuda":
         return 8  # the interpreter
-    return 4 * torch.cuda.get_device_properties(like.device).multi_processor_count
+    return torch.cuda.get_device_properties(like.device).multi_processor_count
 
 
 def _on(like: Tensor) -> contextlib.AbstractContextManager:
@@ -144,8 +144,14 @@ def _factor(
     _, knot, _, left, middle, right = _position(argument, s, n_ids, ids, valid, KNOTS)
     row_l, row_m, row_r = _spline_rows(delta, s, knot, here, ranks, KNOTS, RANK)
     share = 1.0 / (left + middle + right)
-    left, middle, right = (left * share)[:, None], (middle * share)[:, None], (right * share)[:, None]
-    return left * (1.0 + row_l) + middle * (1.0 + row_m) + right * (1.0 + row_r)
+    return _mean(left * share, middle * share, right * share, row_l, row_m, row_r)
+
+
+@triton.jit
+def _mean(left, middle, right, row_l, row_m, row_r):
+    """Σ_j B_j·(1+Δ_j); exactly zero where all Δ_j = -1, as the ones are summed likewise."""
+    splines = left[:, None] * row_l + middle[:, None] * row_m + right[:, None] * row_r
+    return (left + middle + right)[:, None] + splines
 
 
 @triton.jit
@@ -223,6 +229,7 @@ def _backward_kernel(
 ):
     GROUPS: tl.constexpr = D_SEED // GROUP
     SIZE: tl.constexpr = TILE * RANKS
+    MOST_SHARE: tl.constexpr = 60
     worker = tl.program_id(0)
     head = tl.program_id(1).to(tl.int64)
     program = worker.to(tl.int64) * tl.num_programs(1) + head
@@ -263,7 +270,11 @@ def _backward_kernel(
         for step in range(GROUPS):
             group = GROUPS - 1 - step
             run = tl.load(before_group + group * SIZE)
+            # Both sides' powers of two come back here, shared so that neither leaves the range.
             exponent = tl.load(exponent_of + group * SIZE) + after_exponent
+            share_after = tl.minimum(tl.maximum(exponent >> 1, -MOST_SHARE), MOST_SHARE)
+            after *= _power(share_after)
+            run *= _power(tl.minimum(tl.maximum(exponent - share_after, -126), 127))
             for i in range(GROUP):
                 s = group * GROUP + i
                 tl.store(within_group + i * SIZE, run)
@@ -280,7 +291,7 @@ def _backward_kernel(
                 share = 1.0 / total
                 left, middle, right = left * share, middle * share, right * share
                 before = tl.load(within_group + i * SIZE)
-                grad_factor = _times_power(before * after, exponent)
+                grad_factor = before * after
 
                 # dL/dx = Σ_j dL/dB_j · dB_j/dx, with B_j = weight_j / total.
                 slope_l = tl.where(knot > 0, offset - 0.5, 0.0)
@@ -305,10 +316,6 @@ def _backward_kernel(
                 summand += tl.load(target, mask=real, other=0.0)
                 tl.store(target, summand, mask=real)
 
-                after *= (
-                    left[:, None] * (1.0 + row_l)
-                    + middle[:, None] * (1.0 + row_m)
-                    + right[:, None] * (1.0 + row_r)
-                )
-            after, after_exponent = _rescale(after, after_exponent)
+                after *= _mean(left, middle, right, row_l, row_m, row_r)
+            after, after_exponent = _rescale(after, after_exponent - share_after)
             tl.debug_barrier()
