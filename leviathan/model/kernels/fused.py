@@ -11,6 +11,7 @@ the parts are then added in order: no atomics, so two runs give the same bits.
 """
 
 import contextlib
+from typing import Any
 
 import torch
 import triton
@@ -24,6 +25,7 @@ PARTS_BYTES = 2**27  # all parts of the coefficients' gradient
 MOST_GROUP = 8  # dimensions between rescalings: eight factors in [2⁻¹⁵, 2¹⁵] stay in fp32's range
 MOST_RANK, MOST_KNOTS = 128, 64
 LEAST_SIDE = 16  # of a matrix product's operands
+MOST_SHARE = tl.constexpr(60)  # powers of two given to the product behind a group
 
 
 def unfit(delta: Tensor) -> str | None:
@@ -48,12 +50,15 @@ class FusedModes:
         ranks = max(LEAST_SIDE, triton.next_power_of_2(r))
         self._tile = TILE_ELEMENTS // ranks
         group = next(g for g in range(min(MOST_GROUP, d), 0, -1) if d % g == 0)
-        self._sizes = dict(D_SEED=d, KNOTS=knots, RANK=r, RANKS=ranks, TILE=self._tile, GROUP=group)
+        self._sizes: dict[str, Any] = dict(
+            D_SEED=d, KNOTS=knots, RANK=r, RANKS=ranks, TILE=self._tile, GROUP=group
+        )
         if not gradient:
             return
         self.grad_delta = torch.zeros_like(self._delta)
         tiles = triton.cdiv(self.block, self._tile)
-        self._workers = max(1, min(tiles, PARTS_BYTES // (4 * delta.numel()), _programs(delta) // h))
+        parts = PARTS_BYTES // (4 * delta.numel())
+        self._workers = max(1, min(tiles, parts, _programs(delta) // h))
         programs, size = self._workers * h, self._tile * ranks
         groups = d // group
         self._products = delta.new_empty(programs, groups + group, size)
@@ -63,14 +68,14 @@ class FusedModes:
         """`[n, h, d] → [n, h, r]`."""
         n, h, _ = argument.shape
         modes = argument.new_empty(n, h, self._sizes["RANK"])
+        kernel: Any = _forward_kernel
         with _on(argument):
-            _forward_kernel[(triton.cdiv(n, self._tile), h)](
+            kernel[(triton.cdiv(n, self._tile), h)](
                 argument.permute(1, 2, 0).contiguous(),
                 self._delta,
                 modes,
                 n,
-                **self._sizes,
-                num_warps=FORWARD_WARPS,
+                **self._sizes | {"num_warps": FORWARD_WARPS},
             )
         return modes
 
@@ -81,8 +86,10 @@ class FusedModes:
         turned = argument.permute(1, 2, 0).contiguous()  # [h, d, n]
         grad_turned = torch.empty_like(turned)
         parts = grad.new_zeros(self._workers, *self._delta.shape)
+        kernel: Any = _backward_kernel
+        columns = max(LEAST_SIDE, triton.next_power_of_2(self._sizes["KNOTS"]))
         with _on(argument):
-            _backward_kernel[(self._workers, h)](
+            kernel[(self._workers, h)](
                 turned,
                 self._delta,
                 grad.contiguous(),
@@ -93,9 +100,7 @@ class FusedModes:
                 self._exponents,
                 n,
                 triton.cdiv(n, self._tile),
-                **self._sizes,
-                KNOT_COLUMNS=max(LEAST_SIDE, triton.next_power_of_2(self._sizes["KNOTS"])),
-                num_warps=BACKWARD_WARPS,
+                **self._sizes | {"KNOT_COLUMNS": columns, "num_warps": BACKWARD_WARPS},
             )
         self.grad_delta += parts.sum(0)
         return modes, grad_turned.permute(2, 0, 1)
@@ -229,7 +234,6 @@ def _backward_kernel(
 ):
     GROUPS: tl.constexpr = D_SEED // GROUP
     SIZE: tl.constexpr = TILE * RANKS
-    MOST_SHARE: tl.constexpr = 60
     worker = tl.program_id(0)
     head = tl.program_id(1).to(tl.int64)
     program = worker.to(tl.int64) * tl.num_programs(1) + head
