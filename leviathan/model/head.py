@@ -56,16 +56,15 @@ class LMHead(nn.Module):
             hidden: `[B, T, D]`.
             targets: `[B, T]` int64, `IGNORE` where not scored; not needed for "logits".
             output: "loss": fp32 scalar, the sum of the targets' NLL in nats (in training with
-                the z-loss, if any); "scores": `TokenScores`; "logits": `[B, T, padded V]` fp32, -inf in the padding.
+                the z-loss, if any); "scores": `TokenScores`; "logits": `[B, T, padded V]` fp32,
+                -inf in the padding.
         """
         if output == "logits":
             return self._logits(hidden)
         assert targets is not None, "a loss needs targets"
         flat, ids = hidden.flatten(0, -2), targets.flatten()
         if output == "loss" and torch.is_grad_enabled():
-            return _SummedCrossEntropy.apply(
-                flat, self.weight, ids, self.vocab_size, self.z_loss
-            )
+            return _SummedCrossEntropy.apply(flat, self.weight, ids, self.vocab_size, self.z_loss)
         scores = self._scores(flat, ids)
         if output == "loss":
             return scores.nll.sum()
@@ -137,7 +136,7 @@ class _SummedCrossEntropy(torch.autograd.Function):
             slope = slope.to(weight.dtype)
             grad_hidden[part] = slope @ weight
             if wide == weight.dtype:
-                grad_weight.addmm_(slope.T, hidden[part])
+                torch.addmm(grad_weight, slope.T, hidden[part], out=grad_weight)
             else:
                 grad_weight += slope.T @ hidden[part]
         ctx.save_for_backward(grad_hidden, grad_weight.to(weight.dtype))

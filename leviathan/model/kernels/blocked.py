@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from leviathan.model.kernels.product import ProductTree
-from leviathan.model.kernels.spline import Weights, slope, weights
+from leviathan.model.kernels.spline import slope, weights
 
-BLOCK_ELEMENTS = 2**20  # factors of a block and head: 4 MiB of fp32
+CACHED_ELEMENTS = 2**20  # factors of a block and head: 4 MiB of fp32
+DEVICE_ELEMENTS = 2**24  # where launches cost more than cache misses
 
 
 class BlockedModes:
@@ -25,12 +26,13 @@ class BlockedModes:
     """
 
     def __init__(self, delta: Tensor, ids: int, gradient: bool) -> None:
-        h, d, knots, r = delta.shape
-        self.block = min(ids, max(16, BLOCK_ELEMENTS // (d * r)))
+        _, d, knots, r = delta.shape
+        elements = CACHED_ELEMENTS if delta.device.type == "cpu" else DEVICE_ELEMENTS
+        self.block = min(ids, max(16, elements // (d * r)))
         self._coefficients = delta + 1
         self._bound = float(self._coefficients.abs().amax())  # φ is a mean of them
         self._shape, self._gradient = (d, knots, r), gradient
-        self._fit(self.block)
+        self._ids = -1
         if gradient:
             self._centred = delta.transpose(2, 3)  # Σ_j dB_j = 0: the ones make no gradient
             self.grad_delta = torch.zeros_like(delta)
@@ -73,14 +75,14 @@ class BlockedModes:
 
     def _fit(self, n: int) -> None:
         """Buffers for blocks of n ids."""
-        if n == getattr(self, "_ids", None):
+        if n == self._ids:
             return
         self._ids = n
         d, knots, r = self._shape
         like = self._coefficients
         # One more knot at either end takes the weights of knots that do not exist.
         self._padded = like.new_empty(d * n * (knots + 2))
-        self._basis = self._padded.view(d, n, -1)[:, :, 1:-1]  # [d, n, κ]
+        self._basis = self._padded.view(d, n, knots + 2)[:, :, 1:-1]  # [d, n, κ]
         self._rows = torch.arange(d * n, device=like.device).view(d, n) * (knots + 2)
         self._factors = like.new_empty(d, n, r)
         self._tree = ProductTree(self._factors, self._gradient)

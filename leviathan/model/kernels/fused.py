@@ -11,6 +11,7 @@ the parts are then added in order: no atomics, so two runs give the same bits.
 """
 
 import contextlib
+from typing import Any
 
 import torch
 import triton
@@ -18,12 +19,13 @@ import triton.language as tl
 from torch import Tensor
 
 IDS_A_CALL = 8192
-TILE_ELEMENTS = 2048  # ids × ranks of a program: 8 fp32 registers a thread and tile
-FORWARD_WARPS, BACKWARD_WARPS = 4, 8
+TILE_ELEMENTS = 2048  # ids × ranks of a program
+FORWARD_WARPS, BACKWARD_WARPS = 8, 16  # registers for them on sm_90: 79 and 128 a thread
 PARTS_BYTES = 2**27  # all parts of the coefficients' gradient
 MOST_GROUP = 8  # dimensions between rescalings: eight factors in [2⁻¹⁵, 2¹⁵] stay in fp32's range
 MOST_RANK, MOST_KNOTS = 128, 64
 LEAST_SIDE = 16  # of a matrix product's operands
+MOST_SHARE = tl.constexpr(60)  # powers of two given to the product behind a group
 
 
 def unfit(delta: Tensor) -> str | None:
@@ -48,12 +50,15 @@ class FusedModes:
         ranks = max(LEAST_SIDE, triton.next_power_of_2(r))
         self._tile = TILE_ELEMENTS // ranks
         group = next(g for g in range(min(MOST_GROUP, d), 0, -1) if d % g == 0)
-        self._sizes = dict(D_SEED=d, KNOTS=knots, RANK=r, RANKS=ranks, TILE=self._tile, GROUP=group)
+        self._sizes: dict[str, Any] = dict(
+            D_SEED=d, KNOTS=knots, RANK=r, RANKS=ranks, TILE=self._tile, GROUP=group
+        )
         if not gradient:
             return
         self.grad_delta = torch.zeros_like(self._delta)
         tiles = triton.cdiv(self.block, self._tile)
-        self._workers = max(1, min(tiles, PARTS_BYTES // (4 * delta.numel()), _programs(delta) // h))
+        parts = PARTS_BYTES // (4 * delta.numel())
+        self._workers = max(1, min(tiles, parts, _programs(delta) // h))
         programs, size = self._workers * h, self._tile * ranks
         groups = d // group
         self._products = delta.new_empty(programs, groups + group, size)
@@ -63,14 +68,14 @@ class FusedModes:
         """`[n, h, d] → [n, h, r]`."""
         n, h, _ = argument.shape
         modes = argument.new_empty(n, h, self._sizes["RANK"])
+        kernel: Any = _forward_kernel
         with _on(argument):
-            _forward_kernel[(triton.cdiv(n, self._tile), h)](
+            kernel[(triton.cdiv(n, self._tile), h)](
                 argument.permute(1, 2, 0).contiguous(),
                 self._delta,
                 modes,
                 n,
-                **self._sizes,
-                num_warps=FORWARD_WARPS,
+                **self._sizes | {"num_warps": FORWARD_WARPS},
             )
         return modes
 
@@ -81,8 +86,10 @@ class FusedModes:
         turned = argument.permute(1, 2, 0).contiguous()  # [h, d, n]
         grad_turned = torch.empty_like(turned)
         parts = grad.new_zeros(self._workers, *self._delta.shape)
+        kernel: Any = _backward_kernel
+        columns = max(LEAST_SIDE, triton.next_power_of_2(self._sizes["KNOTS"]))
         with _on(argument):
-            _backward_kernel[(self._workers, h)](
+            kernel[(self._workers, h)](
                 turned,
                 self._delta,
                 grad.contiguous(),
@@ -93,19 +100,17 @@ class FusedModes:
                 self._exponents,
                 n,
                 triton.cdiv(n, self._tile),
-                **self._sizes,
-                KNOT_COLUMNS=max(LEAST_SIDE, triton.next_power_of_2(self._sizes["KNOTS"])),
-                num_warps=BACKWARD_WARPS,
+                **self._sizes | {"KNOT_COLUMNS": columns, "num_warps": BACKWARD_WARPS},
             )
         self.grad_delta += parts.sum(0)
         return modes, grad_turned.permute(2, 0, 1)
 
 
 def _programs(like: Tensor) -> int:
-    """Programs for each to have its place on the device at once."""
+    """Programs of the backward pass for which the device has room at once."""
     if like.device.type != "cuda":
         return 8  # the interpreter
-    return 4 * torch.cuda.get_device_properties(like.device).multi_processor_count
+    return torch.cuda.get_device_properties(like.device).multi_processor_count
 
 
 def _on(like: Tensor) -> contextlib.AbstractContextManager:
@@ -144,8 +149,14 @@ def _factor(
     _, knot, _, left, middle, right = _position(argument, s, n_ids, ids, valid, KNOTS)
     row_l, row_m, row_r = _spline_rows(delta, s, knot, here, ranks, KNOTS, RANK)
     share = 1.0 / (left + middle + right)
-    left, middle, right = (left * share)[:, None], (middle * share)[:, None], (right * share)[:, None]
-    return left * (1.0 + row_l) + middle * (1.0 + row_m) + right * (1.0 + row_r)
+    return _mean(left * share, middle * share, right * share, row_l, row_m, row_r)
+
+
+@triton.jit
+def _mean(left, middle, right, row_l, row_m, row_r):
+    """Σ_j B_j·(1+Δ_j); exactly zero where all Δ_j = -1, as the ones are summed likewise."""
+    splines = left[:, None] * row_l + middle[:, None] * row_m + right[:, None] * row_r
+    return (left + middle + right)[:, None] + splines
 
 
 @triton.jit
@@ -263,7 +274,11 @@ def _backward_kernel(
         for step in range(GROUPS):
             group = GROUPS - 1 - step
             run = tl.load(before_group + group * SIZE)
+            # Both sides' powers of two come back here, shared so that neither leaves the range.
             exponent = tl.load(exponent_of + group * SIZE) + after_exponent
+            share_after = tl.minimum(tl.maximum(exponent >> 1, -MOST_SHARE), MOST_SHARE)
+            after *= _power(share_after)
+            run *= _power(tl.minimum(tl.maximum(exponent - share_after, -126), 127))
             for i in range(GROUP):
                 s = group * GROUP + i
                 tl.store(within_group + i * SIZE, run)
@@ -280,7 +295,7 @@ def _backward_kernel(
                 share = 1.0 / total
                 left, middle, right = left * share, middle * share, right * share
                 before = tl.load(within_group + i * SIZE)
-                grad_factor = _times_power(before * after, exponent)
+                grad_factor = before * after
 
                 # dL/dx = Σ_j dL/dB_j · dB_j/dx, with B_j = weight_j / total.
                 slope_l = tl.where(knot > 0, offset - 0.5, 0.0)
@@ -305,10 +320,6 @@ def _backward_kernel(
                 summand += tl.load(target, mask=real, other=0.0)
                 tl.store(target, summand, mask=real)
 
-                after *= (
-                    left[:, None] * (1.0 + row_l)
-                    + middle[:, None] * (1.0 + row_m)
-                    + right[:, None] * (1.0 + row_r)
-                )
-            after, after_exponent = _rescale(after, after_exponent)
+                after *= _mean(left, middle, right, row_l, row_m, row_r)
+            after, after_exponent = _rescale(after, after_exponent - share_after)
             tl.debug_barrier()

@@ -180,9 +180,7 @@ class _Latents:
         k, base, _ = projected.shape
         self._digits = digits_of(ids, base, k).T.contiguous()  # [k, n]
         # Of the projected codebooks, the norms' weights and their biases.
-        self.gradients = tuple(
-            torch.zeros_like(x) for x in (projected, p.norm_weight, p.norm_bias)
-        )
+        self.gradients = tuple(torch.zeros_like(x) for x in (projected, p.norm_weight, p.norm_bias))
 
     def argument(self, part: slice) -> Tensor:
         """`[n, h, d]` of the ids in `part`, which `backward` then refers to."""

@@ -20,11 +20,6 @@ FAST_LEVEL, SAFE_LEVEL = 4, 2
 SMALLEST_EXPONENT = -126  # of normal fp32 numbers; float64 has more room and is held to the same
 
 
-def tree_product(factors: Tensor) -> Tensor:
-    """Product over the first dimension, `[s, …] → […]`. Differentiable through `ProductTree`."""
-    return _TreeProduct.apply(factors)
-
-
 class _Level(NamedTuple):
     """One level of the tree, as the views that going up and down it needs."""
 
@@ -121,6 +116,7 @@ def _halves(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def _down(level: _Level) -> None:
     assert level.grad_halves is not None, "the tree was made without gradients"
+    assert level.grad_products is not None
     for mine, sibling in zip(level.grad_halves, reversed(level.halves), strict=True):
         torch.mul(level.grad_products, sibling, out=mine)
     if level.odd:
@@ -143,24 +139,3 @@ def _times_power(x: Tensor, exponent: Tensor) -> Tensor:
     """x·2^exponent in two steps, as one power alone may be out of range."""
     half = (exponent / 2).round_()
     return (x * torch.exp2(half)).mul_(torch.exp2(exponent - half))
-
-
-class _TreeProduct(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, factors: Tensor) -> Tensor:
-        ctx.save_for_backward(factors)
-        return _whole(factors, gradient=False)[0]
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, grad: Tensor) -> Tensor:
-        (factors,) = ctx.saved_tensors
-        _, tree = _whole(factors, gradient=True)
-        return tree.spread(grad.reshape(1, -1)).view_as(factors)
-
-
-def _whole(factors: Tensor, gradient: bool) -> tuple[Tensor, ProductTree]:
-    flat = factors.reshape(factors.shape[0], 1, -1).clone()
-    tree = ProductTree(flat, gradient)
-    product = tree.multiply(float(flat.abs().amax())).clone()
-    return product.view(factors.shape[1:]), tree

@@ -1,5 +1,11 @@
-"""Which implementation of LEV's spline and product serves a device and dtype."""
+"""Which implementation of LEV's spline and product serves a device and dtype.
 
+On CUDA the fused Triton kernels; where they cannot serve, and everywhere else, the portable path.
+A fall-back on CUDA is logged once, with its reason.
+"""
+
+import functools
+import logging
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
@@ -28,6 +34,15 @@ class ModesPath(Protocol):
 
 def modes_path(delta: Tensor, ids: int, gradient: bool) -> ModesPath:
     """The fastest implementation for these coefficients `[h, d, κ, r]` and so many ids."""
+    if delta.is_cuda:
+        reason = _no_triton()
+        if reason is None:
+            from leviathan.model.kernels import fused
+
+            reason = fused.unfit(delta)
+            if reason is None:
+                return fused.FusedModes(delta, ids, gradient)
+        _say_once(reason)
     return BlockedModes(delta, ids, gradient)
 
 
@@ -36,3 +51,17 @@ def share(work: Callable[[slice], Result], ids: Tensor) -> list[Result]:
     if ids.device.type == "cpu":
         return in_parallel(work, len(ids))
     return [work(slice(0, len(ids)))]
+
+
+@functools.cache
+def _no_triton() -> str | None:
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        return "triton is not installed"
+    return None
+
+
+@functools.cache
+def _say_once(reason: str) -> None:
+    logging.getLogger(__name__).warning("LEV's fused kernel is not used: %s", reason)

@@ -4,6 +4,7 @@ A block's operations are small. Split over the cores one by one they would meet 
 barriers a step, each as late as the latest core; a range a worker meets once.
 """
 
+import itertools
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +27,7 @@ def in_parallel(work: Callable[[slice], Result], count: int) -> list[Result]:
     threads = torch.get_num_threads()
     workers = max(1, min(threads, MOST_WORKERS, count // LEAST_ITEMS))
     bounds = [count * number // workers for number in range(workers + 1)]
-    slices = [slice(*pair) for pair in zip(bounds, bounds[1:], strict=False)]
+    slices = [slice(*pair) for pair in itertools.pairwise(bounds)]
     if workers == 1:
         return [_without_gradient(work, slices[0])]
     started = threading.Barrier(workers + 1)

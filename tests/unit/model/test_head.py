@@ -100,3 +100,20 @@ def test_bf16_head_sums_in_fp32(make_config):
     low = head.bfloat16()(hidden.bfloat16(), targets)
     assert low.dtype == torch.float32
     torch.testing.assert_close(low, exact, rtol=2e-3, atol=0)
+
+
+@pytest.mark.parametrize("z_loss", [0.0, 0.3])
+def test_z_loss_is_what_it_says_and_off_when_off(batch, make_config, z_loss):
+    head, hidden, targets = batch
+    head.z_loss = z_loss
+    logits = F.linear(hidden, head.weight[:VOCABULARY])
+    counts = targets != IGNORE
+    expected = plain(head, hidden, targets)
+    expected = expected + z_loss * (logits.logsumexp(-1).square() * counts).sum()
+    loss = head(hidden, targets)
+    torch.testing.assert_close(loss, expected)
+    wanted = torch.autograd.grad(expected, (hidden, head.weight))
+    for ours, theirs in zip(torch.autograd.grad(loss, (hidden, head.weight)), wanted, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    with torch.no_grad():  # a measurement is of the NLL alone
+        torch.testing.assert_close(head(hidden, targets), plain(head, hidden, targets).float())

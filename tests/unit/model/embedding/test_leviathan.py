@@ -7,12 +7,7 @@ import pytest
 import torch
 
 from leviathan.model.embedding import build_embedding
-from leviathan.model.embedding.leviathan import (
-    LeviathanEmbedding,
-    digits_of,
-    spline_basis,
-    tree_product,
-)
+from leviathan.model.embedding.leviathan import LeviathanEmbedding
 
 FP32_TOLERANCE = 2e-5  # relative; some 20 roundings of 6e-8 around products of 8 factors
 
@@ -72,80 +67,6 @@ def test_fp32_rows_are_near_the_slow_formula(make_model):
     slow = torch.tensor([slow_row(int(i), lev, True) for i in (0, 50, 95)])
     fast = lev(torch.tensor([[0, 50, 95]]))[0].double()
     torch.testing.assert_close(fast, slow, rtol=FP32_TOLERANCE, atol=FP32_TOLERANCE * 0.02)
-
-
-def test_digits_are_most_significant_first_and_tell_all_ids_apart():
-    digits = digits_of(torch.arange(200_376), 59, 3)
-    assert digits[0].tolist() == [0, 0, 0]
-    assert digits[1].tolist() == [0, 0, 1]
-    assert digits[200_375].tolist() == [200_375 // 59**2, 200_375 // 59 % 59, 200_375 % 59]
-    assert int(digits.max()) == 58
-    assert (digits @ torch.tensor([59**2, 59, 1])).equal(torch.arange(200_376))
-
-
-@pytest.mark.parametrize("knots", [2, 3, 5, 16])
-def test_splines_at_borders_and_between(knots):
-    step = 1 / (knots - 1)
-    x = torch.tensor([0, step / 2, step, 0.5, 0.777, 1 - step / 2, 1], dtype=torch.float64)
-    basis = spline_basis(x, knots)
-    slow = torch.tensor([slow_basis(float(value), knots) for value in x], dtype=torch.float64)
-    torch.testing.assert_close(basis, slow, rtol=1e-13, atol=1e-13)
-    torch.testing.assert_close(basis.sum(-1), torch.ones_like(x))
-    assert int((basis > 0).sum(-1).max()) <= 3
-    assert bool((basis >= 0).all())
-
-
-def test_spline_values_by_hand():
-    basis = spline_basis(torch.tensor([0.0, 0.125, 0.25, 1.0], dtype=torch.float64), 5)
-    expected = [
-        [6 / 7, 1 / 7, 0, 0, 0],  # at a border one neighbour is missing: ¾ and ⅛ over their sum
-        [1 / 2, 1 / 2, 0, 0, 0],  # ½/(κ-1): half-way, u = ½ from two knots and 3/2 from the third
-        [1 / 8, 3 / 4, 1 / 8, 0, 0],
-        [0, 0, 0, 1 / 7, 6 / 7],
-    ]
-    torch.testing.assert_close(basis, torch.tensor(expected, dtype=torch.float64))
-
-
-def test_spline_gradient_is_that_of_finite_differences():
-    x = torch.tensor([0.01, 0.1, 0.3, 0.5, 0.62, 0.99], dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda v: spline_basis(v, 5), (x,))
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 8, 13, 128])
-def test_tree_product_equals_prod(count):
-    generator = torch.Generator().manual_seed(count)
-    factors = 1 + 0.3 * torch.randn(5, count, 3, generator=generator, dtype=torch.float64)
-    torch.testing.assert_close(tree_product(factors), factors.prod(-2), rtol=1e-12, atol=0)
-
-
-@pytest.mark.parametrize("zeros", [[], [0], [6], [2, 5], [0, 1, 2, 3, 4, 5, 6]])
-def test_tree_product_gradient_with_zero_factors(zeros):
-    factors = torch.linspace(-1.5, 1.7, 7, dtype=torch.float64).repeat(2, 1).unsqueeze(-1)
-    factors[0, zeros] = 0
-    factors.requires_grad_()
-    (grad,) = torch.autograd.grad(tree_product(factors).sum(), factors)
-    for row in range(2):
-        for s in range(7):
-            others = torch.cat([factors[row, :s], factors[row, s + 1 :]])
-            torch.testing.assert_close(grad[row, s], others.detach().prod(0), rtol=1e-12, atol=0)
-    assert torch.autograd.gradcheck(tree_product, (factors,))
-
-
-def test_tree_product_is_finite_where_the_product_is():
-    """64 factors of 100 and 64 of 1/100: fp32 has no room for 1e128 on the way to 1."""
-    factors = torch.cat([torch.full((64, 1), 100.0), torch.full((64, 1), 0.01)])
-    for order in (factors, factors.flip(0), factors[torch.randperm(128)]):
-        order = order.clone().requires_grad_()
-        product = tree_product(order)
-        torch.testing.assert_close(product, torch.ones(1), rtol=1e-4, atol=0)
-        (grad,) = torch.autograd.grad(product.sum(), order)
-        torch.testing.assert_close(grad, 1 / order.detach(), rtol=1e-4, atol=0)
-
-
-def test_tree_product_of_a_factor_below_the_normal_numbers():
-    factors = torch.ones(16, 1)
-    factors[3], factors[8], factors[13] = 2.0**-140, 2.0**100, 2.0**50
-    assert tree_product(factors).tolist() == [2.0**10]
 
 
 def test_gradients_of_every_parameter(make_model):

@@ -1,0 +1,97 @@
+"""The product tree: values, gradients at zero factors, range."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from leviathan.model.kernels.product import ProductTree
+
+
+class _Product(torch.autograd.Function):
+    """Of `[s, n, r]` over s."""
+
+    @staticmethod
+    def forward(ctx, factors: Tensor) -> Tensor:
+        ctx.tree = ProductTree(factors.detach().clone(), gradient=True)
+        return ctx.tree.multiply(float(factors.abs().max())).clone()
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> Tensor:
+        return ctx.tree.spread(grad).clone()
+
+
+tree_product = _Product.apply
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 8, 13, 37, 128])
+@pytest.mark.parametrize("spread", [0.3, 3])
+def test_equals_prod(count, spread):
+    generator = torch.Generator().manual_seed(count)
+    factors = torch.randn(count, 5, 3, generator=generator, dtype=torch.float64) * spread + 1
+    factors.requires_grad_()
+    product, expected = tree_product(factors), factors.prod(0)
+    torch.testing.assert_close(product, expected, rtol=1e-12, atol=0)
+    grad = torch.randn(5, 3, generator=generator, dtype=torch.float64)
+    (ours,) = torch.autograd.grad(product, factors, grad)
+    (theirs,) = torch.autograd.grad(expected, factors, grad)
+    torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=0)
+
+
+@pytest.mark.parametrize("zeros", [[], [0], [18], [2, 17], list(range(19))])
+def test_gradient_with_zero_factors(zeros):
+    factors = torch.linspace(-1.5, 1.7, 19, dtype=torch.float64).repeat(2, 1).T[..., None].clone()
+    factors[zeros, 0] = 0
+    factors.requires_grad_()
+    (grad,) = torch.autograd.grad(tree_product(factors).sum(), factors)
+    for column in range(2):
+        for s in range(19):
+            others = torch.cat([factors[:s, column], factors[s + 1 :, column]]).detach()
+            torch.testing.assert_close(grad[s, column], others.prod(0), rtol=1e-12, atol=0)
+    assert torch.autograd.gradcheck(tree_product, (factors,))
+
+
+@pytest.mark.parametrize("order", ["as they are", "reversed", "shuffled"])
+def test_finite_where_the_product_is(order):
+    """64 factors of 100 and 64 of 1/100: fp32 has no room for 1e128 on the way to 1."""
+    factors = torch.cat([torch.full((64, 1, 1), 100.0), torch.full((64, 1, 1), 0.01)])
+    shuffled = torch.randperm(128, generator=torch.Generator().manual_seed(3))
+    factors = {"reversed": factors.flip(0), "shuffled": factors[shuffled]}.get(order, factors)
+    factors.requires_grad_()
+    product = tree_product(factors)
+    torch.testing.assert_close(product, torch.ones(1, 1), rtol=1e-4, atol=0)
+    (grad,) = torch.autograd.grad(product.sum(), factors)
+    torch.testing.assert_close(grad, 1 / factors.detach(), rtol=1e-4, atol=0)
+
+
+def test_a_factor_below_the_normal_numbers():
+    factors = torch.ones(16, 1, 1)
+    factors[3], factors[8], factors[13] = 2.0**-140, 2.0**100, 2.0**50
+    assert tree_product(factors).tolist() == [[2.0**10]]
+
+
+def test_underflow_inside_a_fast_node_is_seen():
+    """Sixteen factors whose product is normal, but whose first four already underflow to zero."""
+    factors = torch.ones(128, 1, 1)
+    factors[::8] = torch.tensor([2.0**-35] * 8 + [2.0**35] * 8).view(16, 1, 1)
+    factors.requires_grad_()
+    product = tree_product(factors)
+    assert product.item() == 1
+    (grad,) = torch.autograd.grad(product.sum(), factors)
+    assert grad.equal(1 / factors.detach())
+
+
+def test_buffers_serve_again():
+    factors = torch.empty(9, 2, 3)
+    tree = ProductTree(factors, gradient=True)
+    for scale in (1e6, 1.0, 1e-6):  # scaled, plain, scaled
+        factors.copy_(torch.rand(9, 2, 3, generator=torch.Generator().manual_seed(1)) + 0.5)
+        factors[4] *= scale
+        expected = factors.double().requires_grad_()
+        product = expected.prod(0)
+        grads = torch.autograd.grad(product.sum(), expected)[0]
+        ours = tree.multiply(float(factors.max()))
+        torch.testing.assert_close(ours, product.float(), rtol=1e-5, atol=0)
+        torch.testing.assert_close(tree.spread(torch.ones(2, 3)), grads.float(), rtol=1e-5, atol=0)
+    assert math.isfinite(float(tree.multiply(1e9).max()))
