@@ -6,6 +6,7 @@ D the model's width, k digits in base b, d the seed's width.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, Self
@@ -18,6 +19,10 @@ Digits = Annotated[int, Field(gt=0, description="k: digits per token id")]
 Base = Annotated[int | None, Field(ge=2, description="b; left out: the least b with b^k ≥ V")]
 SeedWidth = Annotated[int, Field(gt=0, description="d: width of the codebooks' seed")]
 LatentScale = Annotated[Literal["outside", "inside"], Field(description="σ(½·LN(x)) or σ(LN(½·x))")]
+SplineInitStd = Annotated[
+    float,
+    Field(gt=0, strict=False, description="std of the splines' Δ at step 0: how far tokens differ"),
+]
 InitStd = Annotated[
     float | None,
     Field(gt=0, strict=False, description="std of E at step 0, by scaling; null leaves it"),
@@ -45,12 +50,12 @@ class Match:
     off_percent: float
 
 
-class InputEmbeddingConfig(Strict):
+class InputEmbeddingConfig(Strict, ABC):
     """What all kinds share: a size, and widths that may follow from it."""
 
+    @abstractmethod
     def parameters(self, vocabulary: int, d_model: int) -> int:
         """Number of parameters at V and D, without an output head of the model's own."""
-        raise NotImplementedError
 
     def resolved(self, vocabulary: int, d_model: int) -> Self:
         """A copy with everything filled in that follows from V and D.
@@ -230,6 +235,7 @@ class LeviathanConfig(InputEmbeddingConfig):
     knots: int = Field(default=16, ge=2, description="κ: uniform knots of the quadratic B-spline")
     rank: PositiveInt = Field(default=64, description="r: rank of each head's tensor product")
     latent_scale: LatentScale = "outside"
+    spline_init_std: SplineInitStd = 0.1
     embedding_init_std: InitStd = 0.02
 
     def parameters(self, vocabulary: int, d_model: int) -> int:
@@ -255,6 +261,7 @@ class LeviathanV1Config(InputEmbeddingConfig):
     knots: int = Field(default=32, ge=2, description="κ: uniform knots of the quadratic B-spline")
     rank: PositiveInt = Field(default=64, description="r: rank of each mode's tensor product")
     latent_scale: LatentScale = "outside"
+    spline_init_std: SplineInitStd = 0.1
     embedding_init_std: InitStd = 0.02
 
     def parameters(self, vocabulary: int, d_model: int) -> int:

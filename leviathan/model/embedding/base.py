@@ -110,13 +110,13 @@ class InputEmbedding(nn.Module, ABC):
             dtype: of the result; the parameters' own if left out.
             chunk: ids at a time, which bounds the memory of intermediates.
         """
-        parts = []
         device = next(chain(self.parameters(), self.buffers())).device
+        first = self.rows(torch.zeros(1, dtype=torch.int64, device=device))
+        table = first.new_empty(self.vocabulary, first.shape[1], dtype=dtype)
         for start in range(0, self.vocabulary, chunk):
-            ids = torch.arange(start, min(start + chunk, self.vocabulary), device=device)
-            part = self.rows(ids)
-            parts.append(part.to(dtype) if dtype else part)
-        return torch.cat(parts)
+            stop = min(start + chunk, self.vocabulary)
+            table[start:stop] = self.rows(torch.arange(start, stop, device=device))
+        return table
 
     def _check(self, ids: Tensor) -> None:
         """Refuses ids without a vector; without a synchronisation on CUDA."""

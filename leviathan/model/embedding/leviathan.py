@@ -16,8 +16,6 @@ from leviathan.config.schema import LeviathanConfig, ModelConfig, lev_base
 from leviathan.model.embedding.base import InputEmbedding, Normal
 from leviathan.model.kernels.lev import Parameters, lev_rows
 
-CALIBRATION_IDS = 1024
-
 
 class LeviathanEmbedding(InputEmbedding):
     """E_i = Σ_ℓ W^out_ℓ Π_s φ_{ℓ,s}(z̃_ℓ(i)), a function of the digits of i.
@@ -26,6 +24,8 @@ class LeviathanEmbedding(InputEmbedding):
         codebooks `[k, b, d]`; latent_weight `[h, d, d]` and latent_bias `[h, d]`; norm_weight and
         norm_bias `[h, d]`; spline_delta `[h, d, κ, r]`; out_weight `[h, r, D]`.
     """
+
+    linear_in = ("out_weight",)
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
@@ -42,15 +42,6 @@ class LeviathanEmbedding(InputEmbedding):
         self.out_weight = nn.Parameter(torch.empty(h, lev.rank, config.d_model))
 
     @staticmethod
-    def param_count(config: ModelConfig) -> int:
-        """k·b·d + h·d² + 3·h·d + h·d·κ·r + h·r·D."""
-        lev = _lev(config)
-        h, d = lev.heads, lev.d_seed
-        codebooks = lev.digits * lev_base(lev, config.padded_vocab_size) * d
-        latent = h * d * d + 3 * h * d
-        return codebooks + latent + h * d * lev.knots * lev.rank + h * lev.rank * config.d_model
-
-    @staticmethod
     def multiply_adds(config: ModelConfig) -> int:
         """Per id: latents, splines (the dense product over κ), product over d, output."""
         lev = _lev(config)
@@ -65,23 +56,9 @@ class LeviathanEmbedding(InputEmbedding):
             "latent_bias": Normal(),
             "norm_weight": Normal(mean=1.0),
             "norm_bias": Normal(),
-            "spline_delta": Normal(0.1),
+            "spline_delta": Normal(_lev(config).spline_init_std),
             "out_weight": Normal(0.02 / math.sqrt(_lev(config).heads)),
         }
-
-    @torch.no_grad()
-    def calibrate(self, config: ModelConfig) -> None:
-        """Scales `out_weight` so that E over evenly spaced ids has std `embedding_init_std`.
-
-        In float64 on the CPU, so that the factor, rounded to fp32, is the same everywhere.
-        """
-        wanted = _lev(config).embedding_init_std
-        if wanted is None:
-            return
-        parameters = Parameters(*(p.to("cpu", torch.float64) for p in self._parameters_in_order()))
-        sample = torch.arange(0, self.vocabulary, max(1, self.vocabulary // CALIBRATION_IDS))
-        rows = lev_rows(sample, parameters, self.latent_scale == "inside")
-        self.out_weight.mul_(wanted / float(rows.std()))
 
     def rows(self, ids: Tensor) -> Tensor:
         """`[N] → [N, D]` in the parameters' dtype, accumulated in fp32 or wider."""

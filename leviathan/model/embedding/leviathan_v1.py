@@ -57,7 +57,7 @@ class LeviathanV1Embedding(InputEmbedding):
             "latent_bias": Normal(),
             "norm_weight": Normal(mean=1.0),
             "norm_bias": Normal(),
-            "spline_delta": Normal(0.1),
+            "spline_delta": Normal(_v1(config).spline_init_std),
             "out_weight": Normal(0.02 / math.sqrt(_v1(config).modes)),
             "residual_weight": Normal(0.02),
         }
