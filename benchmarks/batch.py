@@ -22,7 +22,7 @@ def text_batch(rows: int = 8, length: int = 512) -> tuple[Tensor, str]:
         return _real(folder, rows * length).view(rows, length), "real text"
     generator = torch.Generator().manual_seed(0)
     drawn = torch.empty(rows * length).exponential_(generator=generator)
-    ids = (drawn.exp() * 60).long() % 200_019
+    ids = ((drawn * 1.2).exp() * 150 - 150).long() % 200_019
     return ids.view(rows, length), "drawn ids"
 
 

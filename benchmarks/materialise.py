@@ -24,7 +24,6 @@ def measure(report: Report, width: int, rounds: int, device: torch.device) -> No
         for name, parameter in embedding.named_parameters():
             parameter.copy_(draw(name, parameter.shape, how[name], seed=0))
     embedding = embedding.to(device)
-    chunk = 8192 if device.type == "cuda" else 1024
     products = embedding.multiply_adds(config) * VOCABULARY
     a, b = torch.randn(2, SIDE, SIDE, device=device)
     out = torch.empty_like(a)
@@ -34,8 +33,8 @@ def measure(report: Report, width: int, rounds: int, device: torch.device) -> No
         for _ in range(repeats):
             torch.mm(a, b, out=out)
 
-    seconds(lambda: embedding.materialise(chunk=chunk), device)
-    pairs = paired(lambda: embedding.materialise(chunk=chunk), floor, rounds, device, warm=False)
+    seconds(embedding.materialise, device)
+    pairs = paired(embedding.materialise, floor, rounds, device, warm=False)
     scale = products / (repeats * SIDE**3)
     case = f"{VOCABULARY} × {width} table"
     pairs = [(ours, other * scale) for ours, other in pairs]

@@ -112,7 +112,7 @@ def measure(report: Report, shape: str, rounds: int, device: torch.device) -> No
     step = statistics.median(a for a, _ in pairs)
     for name, part in ours.parts().items():
         part()  # warm, and with gradients for the optimizer
-        times = [seconds(part, device) for _ in range(min(rounds, 5))]
+        times = [seconds(part, device) for _ in range(min(rounds, 3))]
         bound = SHARES.get(shape, 5) if name == "input embedding" else None
         share = statistics.median(times) / step * 100
         report.figure(f"share of the step, {shape}: {name}", share, "%", bound)
