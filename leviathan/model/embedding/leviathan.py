@@ -64,6 +64,10 @@ class LeviathanEmbedding(InputEmbedding):
         """`[N] → [N, D]` in the parameters' dtype, accumulated in fp32 or wider."""
         return lev_rows(ids, self._parameters_in_order(), self.latent_scale == "inside")
 
+    def materialise(self, dtype: torch.dtype | None = None, chunk: int = 8192) -> Tensor:
+        """See `InputEmbedding`; LEV's own blocks bound its memory, whatever the chunk."""
+        return super().materialise(dtype, chunk)
+
     def _parameters_in_order(self) -> Parameters:
         return Parameters(*(getattr(self, name) for name in Parameters._fields))
 

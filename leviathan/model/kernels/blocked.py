@@ -41,10 +41,9 @@ class BlockedModes:
         """`[n, h, d] → [n, h, r]`."""
         self._fit(len(argument))
         w = weights(_latent(argument), self._shape[1])
-        values = w.raw / w.total
         modes = argument.new_empty(*argument.shape[:2], self._shape[2])
         for head in range(modes.shape[1]):
-            modes[:, head] = self._mode(head, w.knot[head], values[head])
+            modes[:, head] = self._mode(head, w.knot[head], w.values[head])
         return modes
 
     def backward(self, argument: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
@@ -58,12 +57,11 @@ class BlockedModes:
         d, knots, _ = self._shape
         x = _latent(argument)
         w = weights(x, knots)
-        values = w.raw / w.total
-        grad_near = torch.empty_like(values)  # of the basis at the knots j-1, j, j+1
+        grad_near = torch.empty_like(w.values)  # of the basis at the knots j-1, j, j+1
         modes = torch.empty_like(grad)
         rows = torch.arange(d * len(argument), device=x.device).view(d, -1) * knots
         for head in range(modes.shape[1]):
-            modes[:, head] = self._mode(head, w.knot[head], values[head])
+            modes[:, head] = self._mode(head, w.knot[head], w.values[head])
             grad_factors = self._tree.spread(grad[:, head])
             self.grad_delta[head].baddbmm_(self._basis.transpose(1, 2), grad_factors)
             grad_basis = torch.bmm(grad_factors, self._centred[head])  # [d, n, κ]

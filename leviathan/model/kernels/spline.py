@@ -16,8 +16,8 @@ class Weights(NamedTuple):
 
     knot: Tensor  # [h, d, n] int64: the nearest
     offset: Tensor  # [h, d, n]: f
-    raw: Tensor  # [h, 3, d, n]: weights of the knots j-1, j, j+1; zero for a missing one
-    total: Tensor  # [h, 1, d, n]: their sum
+    values: Tensor  # [h, 3, d, n]: weights of the knots j-1, j, j+1; zero for a missing one
+    total: Tensor | None  # [h, d, n]: what was divided by; None where no x is at a border
 
 
 def weights(x: Tensor, knots: int) -> Weights:
@@ -25,22 +25,31 @@ def weights(x: Tensor, knots: int) -> Weights:
     t = x * (knots - 1)
     nearest = t.round()
     offset = t.sub_(nearest)
-    raw = x.new_empty(x.shape[0], 3, *x.shape[1:])
-    torch.mul((0.5 - offset).square_(), 0.5, out=raw[:, 0])
-    torch.sub(0.75, offset.square(), out=raw[:, 1])
-    torch.mul((0.5 + offset).square_(), 0.5, out=raw[:, 2])
-    raw[:, 0].mul_(nearest != 0)
-    raw[:, 2].mul_(nearest != knots - 1)
-    return Weights(nearest.long(), offset, raw, raw.sum(1, keepdim=True))
+    values = x.new_empty(x.shape[0], 3, *x.shape[1:])
+    left, middle, right = values.unbind(1)
+    torch.mul((0.5 - offset).square_(), 0.5, out=left)
+    torch.sub(0.75, offset.square(), out=middle)
+    torch.mul((0.5 + offset).square_(), 0.5, out=right)
+    total = None
+    low, high = (float(border) for border in nearest.aminmax()) if x.numel() else (1, 0)
+    if low == 0 or high == knots - 1:
+        first, last = nearest == 0, nearest == knots - 1
+        total = 1 - left * first - right * last  # exactly 1 elsewhere
+        left.masked_fill_(first, 0)
+        right.masked_fill_(last, 0)
+        values /= total.unsqueeze(1)
+    return Weights(nearest.long(), offset, values, total)
 
 
 def slope(w: Weights, knots: int, grad: Tensor) -> Tensor:
     """dL/dx `[h, d, n]`, given dL/d basis at the knots j-1, j, j+1: `[h, 3, d, n]`."""
-    left = (w.offset - 0.5).mul_(w.knot != 0)
-    middle = -2 * w.offset
-    right = (w.offset + 0.5).mul_(w.knot != knots - 1)
-    change = left + middle + right  # of the sum: not zero at the borders only
-    total = w.total[:, 0]
-    mean = (grad * w.raw).sum(1).div_(total)
-    along = grad[:, 0] * left + grad[:, 1] * middle + grad[:, 2] * right
-    return along.addcmul_(mean, change, value=-1).div_(total).mul_(knots - 1)
+    left, middle, right = w.offset - 0.5, -2 * w.offset, w.offset + 0.5
+    if w.total is not None:
+        left.masked_fill_(w.knot == 0, 0)
+        right.masked_fill_(w.knot == knots - 1, 0)
+    along = (grad[:, 0] * left).addcmul_(grad[:, 1], middle).addcmul_(grad[:, 2], right)
+    if w.total is not None:
+        change = left + middle + right  # of the total: zero but at the borders
+        mean = (grad * w.values).sum(1)
+        along.addcmul_(mean, change, value=-1).div_(w.total)
+    return along.mul_(knots - 1)

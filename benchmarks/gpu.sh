@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# LEV, loss, table and whole steps on one GPU, at the paper's three sizes: under 8 minutes.
+#
+#   benchmarks/gpu.sh [OUT]      JSON lines go to OUT (default: benchmarks/out); a table is printed
+#
+# PYTHON names the interpreter (default: .venv/bin/python if there, else python3).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+out=${1:-benchmarks/out}
+python=${PYTHON:-.venv/bin/python}
+command -v "$python" >/dev/null || python=python3
+export PYTHONPATH=$PWD PYTHONUNBUFFERED=1
+
+if ! "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
+  echo "error: benchmarks/gpu.sh needs a CUDA device, and torch finds none here." >&2
+  echo "       On the CPU: make bench" >&2
+  exit 2
+fi
+mkdir -p "$out"
+"$python" -c 'import torch; print(torch.cuda.get_device_name(), "torch", torch.__version__)' | tee "$out/device.txt"
+
+# The kernels first: what fails here makes all figures below meaningless.
+timeout 90 "$python" -m pytest -q -p no:cacheprovider tests/gpu || echo "warning: tests/gpu did not pass" >&2
+
+failed=0
+run() {  # seconds, name, arguments: a benchmark that fails does not take the others with it
+  local limit=$1 name=$2; shift 2
+  if ! timeout "$limit" "$python" "benchmarks/$name.py" --device cuda --json "$@" > "$out/$name.jsonl"; then
+    echo "warning: benchmarks/$name.py failed or took more than $limit s" >&2
+    failed=1
+  fi
+}
+run 90 lev --rounds 20
+run 60 materialise --rounds 10
+run 60 loss --rounds 10
+run 150 step --rounds 20
+"$python" benchmarks/harness.py "$out"/{lev,materialise,loss,step}.jsonl
+exit $failed

@@ -1,0 +1,181 @@
+"""What the benchmarks share: paired timing, peak memory, one JSON object a line, a table.
+
+    python benchmarks/harness.py FILE.jsonl …     # a table of results collected with --json
+
+Both sides run in the same process, in turns, and the ratio is the median of the rounds' own ratios:
+a machine that is slower for a while is so for both. `ratio` is how many times the other's figure is
+ours where the goal is a "≥", and ours over the other's where it is a "≤".
+"""
+
+import argparse
+import ctypes
+import gc
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+Work = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One result; `other`, `goal` and `holds` are None where there is nothing to hold it to."""
+
+    benchmark: str
+    case: str
+    ours: float
+    other: float | None
+    other_name: str | None
+    unit: str
+    ratio: float | None
+    goal: str | None
+    holds: bool | None
+
+
+class Report:
+    """Prints results as they come: JSON lines, or a table's rows."""
+
+    def __init__(self, benchmark: str, as_json: bool) -> None:
+        self._benchmark, self._json = benchmark, as_json
+        if not as_json:
+            print(_row("case", "ours", "other", "unit", "ratio", "goal", "holds"), flush=True)
+
+    def compare(
+        self, case: str, pairs: list[tuple[float, float]], other_name: str, unit: str, goal: str
+    ) -> None:
+        """Medians of `(ours, other)` pairs, their median ratio, and whether the goal holds."""
+        sign, bound = goal.split()
+        ratios = [o / u if sign == "≥" else u / o for u, o in pairs]
+        ratio = statistics.median(ratios)
+        holds = ratio >= float(bound) if sign == "≥" else ratio <= float(bound)
+        ours, other = (statistics.median(side) for side in zip(*pairs, strict=True))
+        self._print(case, ours, other, other_name, unit, ratio, goal, holds)
+
+    def figure(self, case: str, ours: float, unit: str, at_most: float | None = None) -> None:
+        """A figure of our own, held to a bound in its own unit, or to nothing."""
+        goal = None if at_most is None else f"≤ {at_most:g} {unit}"
+        holds = None if at_most is None else ours <= at_most
+        self._print(case, ours, None, None, unit, None, goal, holds)
+
+    def _print(self, case: str, *rest: Any) -> None:
+        line = Line(self._benchmark, case, *rest)
+        print(json.dumps(asdict(line), ensure_ascii=False) if self._json else _table_row(line))
+        sys.stdout.flush()
+
+
+def arguments(description: str, rounds: int) -> argparse.ArgumentParser:
+    """The options that all benchmarks have."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument("--rounds", type=int, default=rounds, help=f"paired rounds ({rounds})")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    return parser
+
+
+def ready(device: str) -> torch.device:
+    """The device, after checking that it is there.
+
+    Raises:
+        SystemExit: CUDA is asked for and there is none.
+    """
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise SystemExit("error: --device cuda, but torch finds no CUDA device here")
+    torch.manual_seed(0)
+    return torch.device(device)
+
+
+def seconds(work: Work, device: torch.device) -> float:
+    """One run, waited for."""
+    _wait(device)
+    start = time.perf_counter()
+    work()
+    _wait(device)
+    return time.perf_counter() - start
+
+
+def paired(
+    ours: Work, other: Work, rounds: int, device: torch.device, warm: bool = True
+) -> list[tuple[float, float]]:
+    """Seconds of both, alternating which comes first; a run of each beforehand to warm up."""
+    if warm:
+        ours(), other()
+    pairs = []
+    for number in range(rounds):
+        if number % 2:
+            theirs = seconds(other, device)
+            pairs.append((seconds(ours, device), theirs))
+        else:
+            pairs.append((seconds(ours, device), seconds(other, device)))
+    return pairs
+
+
+def peak_megabytes(work: Work, device: torch.device) -> float:
+    """The most memory that `work` held beyond what was held before, in MB (10⁶ bytes)."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        work()
+        _wait(device)
+        return (torch.cuda.max_memory_allocated(device) - before) / 1e6
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak starts anew
+    before = _status_kilobytes("VmRSS")
+    work()
+    return (_status_kilobytes("VmHWM") - before) * 1024 / 1e6
+
+
+def shared_data() -> Path | None:
+    """$LEVIATHAN_SHARED, or `shared` beside the repository, if there."""
+    beside = Path(__file__).parent.parent.parent / "shared"
+    folder = Path(os.environ.get("LEVIATHAN_SHARED", beside)) / "data"
+    return folder if folder.is_dir() else None
+
+
+def _status_kilobytes(key: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(key)).split()[1])
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _row(*cells: str) -> str:
+    case, *rest = cells
+    return f"{case:58}" + "".join(f"{cell:>12}" for cell in rest)
+
+
+def _table_row(line: Line) -> str:
+    def number(value: float | None) -> str:
+        return "" if value is None else f"{value:.4g}"
+
+    verdict = {None: "", True: "yes", False: "NO"}[line.holds]
+    other, ratio = number(line.other), number(line.ratio)
+    row = _row(line.case, number(line.ours), other, line.unit, ratio, line.goal or "", verdict)
+    return f"{row}  {line.other_name or ''}".rstrip()
+
+
+def _read(paths: list[str]) -> Iterator[Line]:
+    for path in paths:
+        for text in Path(path).read_text().splitlines():
+            yield Line(**json.loads(text))
+
+
+if __name__ == "__main__":
+    benchmark = None
+    for result in _read(sys.argv[1:]):
+        if result.benchmark != benchmark:
+            benchmark = result.benchmark
+            print(f"\n{benchmark}")
+            print(_row("case", "ours", "other", "unit", "ratio", "goal", "holds"))
+        print(_table_row(result))

@@ -1,0 +1,56 @@
+"""The whole table from LEV, against the time its multiply-adds would take in one large product.
+
+python benchmarks/materialise.py [--json] [--rounds N] [--device cuda]
+"""
+
+import torch
+from harness import Report, arguments, paired, ready, seconds
+
+from leviathan.config.schema import ModelConfig
+from leviathan.model.embedding import build_embedding
+from leviathan.model.init import draw
+
+VOCABULARY = 200_376
+SIDE = 4096  # of the square matrix product that measures the machine
+
+
+def measure(report: Report, width: int, rounds: int, device: torch.device) -> None:
+    """One width."""
+    shape = {"d_model": width, "n_layers": 1, "n_heads": 1, "vocab_size": VOCABULARY}
+    config = ModelConfig.model_validate(shape | {"embedding": {"kind": "leviathan"}})
+    embedding = build_embedding(config)
+    how = embedding.initial(config)
+    with torch.no_grad():
+        for name, parameter in embedding.named_parameters():
+            parameter.copy_(draw(name, parameter.shape, how[name], seed=0))
+    embedding = embedding.to(device)
+    products = embedding.multiply_adds(config) * VOCABULARY
+    a, b = torch.randn(2, SIDE, SIDE, device=device)
+    out = torch.empty_like(a)
+    repeats = max(1, round(products / SIDE**3 / 8))  # an eighth of the floor is long enough
+
+    def floor() -> None:
+        for _ in range(repeats):
+            torch.mm(a, b, out=out)
+
+    seconds(embedding.materialise, device)
+    pairs = paired(embedding.materialise, floor, rounds, device, warm=False)
+    scale = products / (repeats * SIDE**3)
+    case = f"{VOCABULARY} × {width} table"
+    pairs = [(ours, other * scale) for ours, other in pairs]
+    report.compare(case, pairs, "dense multiply-adds at mm speed", "s", "≤ 3")
+    if device.type == "cuda" and width == 2048:
+        report.figure(case, sorted(ours for ours, _ in pairs)[len(pairs) // 2] * 1e3, "ms", 10)
+
+
+def main() -> None:
+    """Command line."""
+    options = arguments(__doc__ or "", rounds=3).parse_args()
+    device = ready(options.device)
+    report = Report("materialise", options.json)
+    for width in (640, 1024, 2048) if device.type == "cuda" else (1024,):
+        measure(report, width, options.rounds, device)
+
+
+if __name__ == "__main__":
+    main()
