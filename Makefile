@@ -44,5 +44,11 @@ check: venv  ## ruff, pyright, import-linter
 	@$(BIN)/pyright --pythonpath $(BIN)/python
 	@$(BIN)/lint-imports
 
+bench: venv  ## Run the benchmarks on the CPU: about 20 minutes, with nothing else running
+	@mkdir -p benchmarks/out
+	@for name in lev loss materialise step; do \
+	  $(BIN)/python benchmarks/$$name.py --json > benchmarks/out/$$name.jsonl || exit 1; done
+	@$(BIN)/python benchmarks/harness.py benchmarks/out/*.jsonl
+
 clean:  ## Remove what quickstart made (not .venv)
 	rm -rf $(OUT)
