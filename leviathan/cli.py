@@ -4,19 +4,21 @@ Results go to standard output (with `--json` one object on its last line), every
 standard error. Exit status: 0 done, 2 wrong input, 1 our fault.
 """
 
+import errno
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 from pydantic import BaseModel
 
 from leviathan.config.load import load_config, read_config
 from leviathan.config.schema import ModelFile, PrepConfig, RunConfig
-from leviathan.console import say
-from leviathan.errors import LeviathanError
+from leviathan.console import console, say
+from leviathan.errors import CheckpointError, LeviathanError
 
 C = TypeVar("C", bound=BaseModel)
 
@@ -170,6 +172,8 @@ def checkpoint_ls(run_dir: Path, as_json: AsJson = False) -> None:
     """Lists a run's whole checkpoints, oldest first."""
     from leviathan.checkpoint.layout import complete_checkpoints
 
+    if not run_dir.is_dir():
+        raise CheckpointError(f"{run_dir}: no such folder; give a run folder")
     found = {path.name: str(path) for path in complete_checkpoints(run_dir)}
     _show(found, as_json)
 
@@ -282,8 +286,21 @@ def main() -> None:
     try:
         app()
     except LeviathanError as error:
-        say(f"error: {error}", style="red")
-        sys.exit(2)
+        _fail(str(error))
+    except OSError as error:
+        # A full or unwritable disk, a file that is a folder: the user's to mend, where it is named.
+        if error.filename is None and error.errno != errno.ENOSPC:
+            raise
+        _fail(f"{error.filename or 'writing'}: {error.strerror}")
+
+
+def _fail(message: str) -> NoReturn:
+    """Ends with exit status 2; an error of another rank than the first is never swallowed."""
+    rank = os.environ.get("RANK", "0")
+    launched = os.environ.get("WORLD_SIZE", "1") != "1"
+    if rank == "0" or not launched:
+        console.print(f"error: {message}", style="red", markup=False)
+    sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from leviathan.config.embedding import LeviathanConfig as LeviathanConfig
 from leviathan.config.embedding import TiedConfig as TiedConfig
 from leviathan.config.embedding import lev_base as lev_base
 from leviathan.config.strict import (
+    Beta,
     NonNegativeFloat,
     Paths,
     PositiveFloat,
@@ -108,7 +109,7 @@ class OptimConfig(Strict):
     warmup_steps: int = Field(default=0, ge=0)
     schedule: Literal["cosine", "constant"] = "cosine"
     final_lr_ratio: float = Field(default=0.1, ge=0, le=1, strict=False)
-    betas: Annotated[tuple[float, float], Field(strict=False)] = (0.9, 0.999)
+    betas: Annotated[tuple[Beta, Beta], Field(strict=False)] = (0.9, 0.999)
     eps: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.0
     grad_clip: PositiveFloat = Field(default=1.0, description="global norm")

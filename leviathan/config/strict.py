@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 class Strict(BaseModel):
     """Base of all configuration models: unknown keys are errors, and nothing changes."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 def from_earlier(*names: str, compute: Any) -> Any:
@@ -20,6 +20,7 @@ def from_earlier(*names: str, compute: Any) -> Any:
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0, strict=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, strict=False)]
+Beta = Annotated[float, Field(ge=0, lt=1, strict=False)]
 UserPath = Annotated[Path, Field(strict=False)]
 # One path may be written without the brackets of a list.
 Paths = Annotated[list[str], BeforeValidator(lambda v: [v] if isinstance(v, str) else v)]
