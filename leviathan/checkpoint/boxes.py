@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import create_default_global_save_plan
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import (
@@ -232,9 +233,12 @@ def save_slices(slices: Iterable[Slice], directory: Path) -> None:
     """Writes what every rank holds; collective where there is a process group.
 
     Together the ranks' slices must cover each tensor once.
+
+    Raises:
+        CheckpointError: on every rank, as soon as one cannot write.
     """
     writer, planner = FileSystemWriter(directory), _SaveSlices(_Pieces(slices))
-    with _quiet():
+    with _quiet(), _plain_errors(directory):
         save({}, storage_writer=writer, planner=planner, no_dist=not dist.is_initialized())
 
 
@@ -288,11 +292,24 @@ def load_slices(slices: Iterable[Slice], directory: Path, collective: bool = Tru
     """Fills each slice's memory from a checkpoint of any layout, once `check_tensors` has passed.
 
     Collective where there is a process group, unless `collective` is False.
+
+    Raises:
+        CheckpointError: on every rank, as soon as one cannot read.
     """
     reader, planner = _Reader(directory), _LoadSlices(_Pieces(slices))
     alone = not (collective and dist.is_initialized())
-    with _quiet():
+    with _quiet(), _plain_errors(directory):
         load({}, storage_reader=reader, planner=planner, no_dist=alone)
+
+
+@contextmanager
+def _plain_errors(directory: Path) -> Iterator[None]:
+    """DCP tells every rank what failed on one, but as a BaseException with all their tracebacks."""
+    try:
+        yield
+    except CheckpointException as error:
+        rank, (cause, _) = min(error.failures.items(), key=lambda failure: failure[0])
+        raise CheckpointError(f"{directory}: rank {rank}: {cause}") from error
 
 
 @contextmanager

@@ -6,11 +6,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from leviathan.checkpoint.manifest import MANIFEST, read_manifest
+from leviathan.checkpoint.manifest import MANIFEST, STATE, read_manifest
+from leviathan.console import say
 from leviathan.errors import CheckpointError
 
 CHECKPOINTS = "checkpoints"
-CONFIG, STATE = "config.yaml", "state.json"
+_SAVING, _REMOVING, _DAMAGED = ".saving-", ".removing-", "damaged-"
 _STEP = re.compile(r"step-(\d{8,})")
 
 
@@ -61,30 +62,75 @@ def _refuse(path: Path, reason: str) -> None:
     raise CheckpointError(f"{path}: {reason}")
 
 
-def read_state(directory: Path) -> dict[str, Any]:
+def read_state(directory: Path, **wanted: type) -> dict[str, Any]:
     """state.json of a checkpoint: step, tokens, seed, data fingerprint, …
+
+    Args:
+        directory: the checkpoint.
+        wanted: key → type of what the caller goes on to use.
 
     Raises:
         CheckpointError: it is missing or damaged.
     """
     path = directory / STATE
     try:
-        return json.loads(path.read_text())
+        state = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: unreadable ({error})") from error
+    found = state if isinstance(state, dict) else {}
+    lacking = [key for key, kind in wanted.items() if not isinstance(found.get(key), kind)]
+    if lacking or state is not found:
+        raise CheckpointError(f"{path}: damaged: no usable {', '.join(lacking) or 'object'}")
+    return found
 
 
-def prune(run_dir: Path, keep_last: int) -> None:
-    """Removes all but the newest complete checkpoints; interrupted, it leaves no false one."""
-    for directory in complete_checkpoints(run_dir)[:-keep_last]:
-        (directory / MANIFEST).unlink()
-        shutil.rmtree(directory, ignore_errors=True)
+def draft_dir(run_dir: Path, step: int) -> Path:
+    """Where a checkpoint is written before it exists."""
+    final = step_dir(run_dir, step)
+    return final.with_name(_SAVING + final.name)
 
 
-def remove_unfinished(run_dir: Path) -> None:
-    """Clears what interrupted saves and removals left behind."""
+def prune(run_dir: Path, keep_last: int, step: int) -> None:
+    """Of the complete checkpoints up to the one just saved, removes all but the newest.
+
+    Interrupted, it leaves no false one. One of a later step is none of this run's: it neither
+    counts nor goes.
+    """
+    ours = [path for path in complete_checkpoints(run_dir) if step_of(path) <= step]
+    for directory in ours[:-keep_last]:
+        going = directory.with_name(_REMOVING + directory.name)
+        shutil.rmtree(going, ignore_errors=True)
+        directory.rename(going)
+        shutil.rmtree(going, ignore_errors=True)
+
+
+def set_aside(directory: Path) -> None:
+    """Renames a checkpoint that cannot be used to damaged-…, and says so; nothing is deleted."""
+    name, number = _DAMAGED + directory.name, 1
+    while (aside := directory.with_name(name)).exists():
+        number += 1
+        name = f"{_DAMAGED}{directory.name}-{number}"
+    directory.rename(aside)
+    say(
+        f"{directory}: unfinished or damaged, set aside as {name}; delete it if you do not need it",
+        style="yellow",
+    )
+
+
+def tidy(run_dir: Path, step: int) -> None:
+    """Before a run goes on after `step`: clears drafts and half-removed checkpoints, and sets aside
+    what cannot be gone on from.
+
+    Raises:
+        CheckpointError: the folder cannot be written to.
+    """
     folder = run_dir / CHECKPOINTS
-    for path in list(folder.iterdir()) if folder.is_dir() else []:
-        half_removed = _STEP.fullmatch(path.name) and not (path / MANIFEST).exists()
-        if path.is_dir() and (half_removed or path.name.startswith(".saving-")):
-            shutil.rmtree(path, ignore_errors=True)
+    whole = {path.name for path in complete_checkpoints(run_dir) if step_of(path) <= step}
+    try:
+        for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+            if path.name.startswith((_SAVING, _REMOVING)):
+                shutil.rmtree(path, ignore_errors=True)
+            elif _STEP.fullmatch(path.name) and path.name not in whole:
+                set_aside(path)
+    except OSError as error:
+        raise CheckpointError(f"{folder}: cannot be put in order ({error})") from error

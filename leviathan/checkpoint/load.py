@@ -6,13 +6,8 @@ from typing import Any
 from torch import Tensor
 
 from leviathan.checkpoint.boxes import Slice, check_tensors, load_slices
-from leviathan.checkpoint.layout import (
-    CONFIG,
-    complete_checkpoints,
-    read_state,
-    resolve_checkpoint,
-)
-from leviathan.checkpoint.manifest import verify_manifest
+from leviathan.checkpoint.layout import complete_checkpoints, read_state, resolve_checkpoint
+from leviathan.checkpoint.manifest import CONFIG, verify_manifest
 from leviathan.config.load import parse_config
 from leviathan.config.schema import RunConfig
 from leviathan.console import say
@@ -35,7 +30,7 @@ def newest_whole(run_dir: Path, mesh: Mesh) -> Path | None:
         try:
             with mesh.together():
                 verify_manifest(directory, mesh.rank, mesh.world_size)
-                read_state(directory)
+                read_state(directory, step=int)
         except CheckpointError as error:
             damaged.append(str(error))
             say(f"Skipping a damaged checkpoint: {error}", style="yellow")
@@ -56,15 +51,41 @@ def read_run_config(directory: Path) -> RunConfig:
     """
     path = directory / CONFIG
     if not path.is_file():
-        raise CheckpointError(f"{path}: missing: not a checkpoint of this program")
-    return parse_config(path.read_text(), RunConfig, str(path))
+        raise CheckpointError(f"{path}: missing: nothing says which run this is")
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path}: unreadable ({error})") from error
+    return parse_config(text, RunConfig, str(path))
+
+
+def whole_checkpoint(path: Path) -> Path:
+    """The checkpoint that `resolve_checkpoint` means, or the newest undamaged one before it.
+
+    A step's folder, being named, is the one that is wanted: it must itself be whole.
+
+    Raises:
+        CheckpointError: missing or damaged.
+    """
+    newest = resolve_checkpoint(path)
+    if newest == Path(path):
+        verify_manifest(newest)
+        return newest
+    for directory in reversed(complete_checkpoints(newest.parent.parent)):
+        try:
+            verify_manifest(directory)
+        except CheckpointError as error:
+            say(f"Skipping a damaged checkpoint: {error}", style="yellow")
+            continue
+        return directory
+    raise CheckpointError(f"{path}: every checkpoint in it is damaged")
 
 
 def load_model(path: Path) -> tuple[CausalLM, RunConfig, dict[str, Any]]:
     """A trained model on the CPU in fp32, weights only, in evaluation mode.
 
     Args:
-        path: whatever `resolve_checkpoint` takes.
+        path: whatever `resolve_checkpoint` takes; of a run, the newest whole checkpoint.
 
     Returns:
         The model, the run's configuration, and state.json.
@@ -72,8 +93,11 @@ def load_model(path: Path) -> tuple[CausalLM, RunConfig, dict[str, Any]]:
     Raises:
         CheckpointError: missing, incomplete, damaged, or of another model than its config.yaml.
     """
-    directory = resolve_checkpoint(path)
-    verify_manifest(directory)
+    return read_model(whole_checkpoint(path))
+
+
+def read_model(directory: Path) -> tuple[CausalLM, RunConfig, dict[str, Any]]:
+    """`load_model` of a folder that `whole_checkpoint` gave, which is not verified again."""
     config = read_run_config(directory)
     model = CausalLM(config.model)
     weights: dict[str, Tensor] = {
@@ -82,4 +106,4 @@ def load_model(path: Path) -> tuple[CausalLM, RunConfig, dict[str, Any]]:
     check_tensors(directory, {key: tuple(w.shape) for key, w in weights.items()}, WEIGHTS)
     slices = [Slice(key, tuple(w.shape), 0, w.view(-1)) for key, w in weights.items()]
     load_slices(slices, directory, collective=False)
-    return model.eval(), config, read_state(directory)
+    return model.eval(), config, read_state(directory, step=int)

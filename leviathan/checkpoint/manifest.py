@@ -2,14 +2,16 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from leviathan.data.files import write_atomic
 from leviathan.errors import CheckpointError
 
-MANIFEST = "manifest.json"
+MANIFEST, CONFIG, STATE = "manifest.json", "config.yaml", "state.json"
+# A manifest that does not list these proves nothing.
+REQUIRED = (CONFIG, STATE, ".metadata")
 
 
 def file_names(directory: Path) -> list[str]:
@@ -40,15 +42,24 @@ def read_manifest(directory: Path) -> dict[str, dict[str, Any]]:
     """File name → {bytes, sha256}.
 
     Raises:
-        CheckpointError: there is none (a half-written checkpoint), or it is no JSON.
+        CheckpointError: there is none (a half-written checkpoint), or it is not one that
+            `write_manifest` wrote.
     """
     path = directory / MANIFEST
     try:
-        return json.loads(path.read_text())["files"]
+        entries = json.loads(path.read_text())["files"]
+        for entry in entries.values():
+            if not (isinstance(entry["bytes"], int) and isinstance(entry["sha256"], str)):
+                raise TypeError("sizes are numbers, hashes are texts")
     except FileNotFoundError:
         raise CheckpointError(f"{directory}: no {MANIFEST}: not a finished checkpoint") from None
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        raise CheckpointError(f"{path}: damaged ({error})") from error
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        raise CheckpointError(f"{path}: damaged ({type(error).__name__}: {error})") from error
+    tensors = [file.name for file in directory.glob("*.distcp")]
+    unlisted = [name for name in (*REQUIRED, *sorted(tensors)) if name not in entries]
+    if unlisted:
+        raise CheckpointError(f"{path}: damaged: it does not list {', '.join(unlisted)}")
+    return entries
 
 
 def verify_manifest(directory: Path, share: int = 0, shares: int = 1) -> int:
@@ -77,9 +88,5 @@ def verify_manifest(directory: Path, share: int = 0, shares: int = 1) -> int:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """JSON that is on the disk when this returns."""
-    with path.open("w") as file:
-        json.dump(value, file, indent=1)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
+    """JSON that is on the disk, whole, when this returns."""
+    write_atomic(path, (json.dumps(value, indent=1) + "\n").encode())

@@ -6,8 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from leviathan.checkpoint.layout import CHECKPOINTS, CONFIG, STATE, prune, step_dir
-from leviathan.checkpoint.manifest import file_names, fingerprint, write_json, write_manifest
+from leviathan.checkpoint.layout import draft_dir, prune, set_aside, step_dir
+from leviathan.checkpoint.manifest import (
+    CONFIG,
+    STATE,
+    file_names,
+    fingerprint,
+    write_json,
+    write_manifest,
+)
 from leviathan.config.load import dump_config
 from leviathan.config.schema import RunConfig
 from leviathan.errors import CheckpointError
@@ -37,7 +44,7 @@ def save_checkpoint(
         CheckpointError: the disk is full or a file cannot be written; older checkpoints stay.
     """
     final = step_dir(config.run_dir, state["step"])
-    draft = config.run_dir / CHECKPOINTS / f".saving-{final.name}"
+    draft = draft_dir(config.run_dir, state["step"])
     try:
         with mesh.together():
             if mesh.rank == 0:
@@ -54,12 +61,10 @@ def save_checkpoint(
             if mesh.rank == 0:
                 write_manifest(draft, {k: v for share in shares for k, v in sorted(share.items())})
                 _commit(draft, final)
-                prune(config.run_dir, config.checkpoint.keep_last)
+                prune(config.run_dir, config.checkpoint.keep_last, state["step"])
     except Exception as error:
         if mesh.rank == 0:
             shutil.rmtree(draft, ignore_errors=True)
-        if isinstance(error, CheckpointError):
-            raise
         raise CheckpointError(
             f"{final}: could not be saved ({error}); the checkpoints before it are untouched"
         ) from error
@@ -76,8 +81,8 @@ def _write_small_files(draft: Path, config: RunConfig, state: dict[str, Any]) ->
 def _commit(draft: Path, final: Path) -> None:
     """The rename that makes a checkpoint exist."""
     if final.exists():
-        # Only a damaged one can be in the way: a whole one of this step would have been resumed.
-        shutil.rmtree(final)
+        # Nobody else writes here: what stands in the way appeared during the run.
+        set_aside(final)
     draft.rename(final)
     folder = os.open(final.parent, os.O_RDONLY)
     try:

@@ -5,8 +5,8 @@ import logging
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from leviathan.data.stream import Batch
 from leviathan.engine import zero
 from leviathan.engine.base import ParamState, SaveHandle, StepStats
 from leviathan.engine.deepspeed_json import deepspeed_json
+from leviathan.errors import ConfigError
 from leviathan.model.transformer import CausalLM, TokenScores
 from leviathan.optim import build_optimizer
 from leviathan.parallel.mesh import Mesh
@@ -45,6 +46,25 @@ def _import_deepspeed(device: torch.device) -> Any:
     return deepspeed
 
 
+@contextmanager
+def _refused_keys(extra: Mapping[str, Any]) -> Iterator[None]:
+    """DeepSpeed checks its configuration while it starts, with errors of many kinds.
+
+    A RuntimeError is the machine's (memory, communication) and stays what it is.
+    """
+    try:
+        yield
+    except RuntimeError:
+        raise
+    except Exception as error:
+        if not extra:
+            raise
+        raise ConfigError(
+            f"engine.extra: DeepSpeed cannot start with {dict(extra)}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
 class DeepSpeedEngine:
     """ZeRO 0–3 over the data-parallel ranks; fp32, or bf16 with fp32 masters."""
 
@@ -57,7 +77,8 @@ class DeepSpeedEngine:
         model = model_factory()
         self._shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
         self._adamw = build_optimizer(model, plan.config.optim)
-        with redirect_stdout(io.StringIO()):  # bf16 at stage 1 prints its memory while it starts
+        # bf16 at stage 1 prints its memory while it starts.
+        with redirect_stdout(io.StringIO()), _refused_keys(plan.config.engine.extra):
             self._ds, self._wrapped, _, _ = deepspeed.initialize(
                 model=model, optimizer=self._adamw, config=config
             )
@@ -135,7 +156,7 @@ class DeepSpeedEngine:
         }
         with self._mesh.together():
             check_tensors(directory, expected)
-            self.optimizer_steps = read_state(directory)["optimizer_steps"]
+            self.optimizer_steps = read_state(directory, optimizer_steps=int)["optimizer_steps"]
         load_slices(self._slices(divide_replicas=False), directory)
         zero.set_step(self._adamw, self._shards, self.optimizer_steps)
         zero.masters_to_model(self._wrapped)

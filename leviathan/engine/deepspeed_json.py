@@ -23,7 +23,7 @@ def deepspeed_json(plan: RunPlan) -> dict[str, Any]:
     """The whole DeepSpeed configuration of a run.
 
     Raises:
-        ConfigError: a key of `engine.extra` contradicts what follows from the plan.
+        ConfigError: a key of `engine.extra` contradicts what follows from the plan, or cannot be.
     """
     engine, optim = plan.config.engine, plan.config.optim
     derived: dict[str, Any] = {
@@ -46,6 +46,9 @@ def deepspeed_json(plan: RunPlan) -> dict[str, Any]:
     merged = copy.deepcopy(derived)
     merged["steps_per_print"] = 2**31 - 1
     _merge(merged, engine.extra, derived, "engine.extra")
+    every = merged["steps_per_print"]
+    if type(every) is not int or every < 1:
+        raise ConfigError(f"engine.extra.steps_per_print={every!r}: expected a whole number from 1")
     return merged
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from leviathan.checkpoint.layout import CHECKPOINTS, resolve_checkpoint, step_of
-from leviathan.checkpoint.load import load_model
+from leviathan.checkpoint.layout import CHECKPOINTS, step_of
+from leviathan.checkpoint.load import read_model, whole_checkpoint
 from leviathan.config.schema import RunConfig
 from leviathan.console import progress_bar
 from leviathan.data.format import DatasetInfo
@@ -64,8 +64,8 @@ def open_checkpoint(path: Path) -> Loaded:
     Raises:
         CheckpointError: missing, incomplete, damaged, or of another model.
     """
-    directory = resolve_checkpoint(Path(path)).resolve()
-    model, config, _ = load_model(directory)
+    directory = whole_checkpoint(Path(path)).resolve()
+    model, config, _ = read_model(directory)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     tokenizer = load_tokenizer(directory)
     return Loaded(directory, model.to(device).eval(), config, tokenizer, device)

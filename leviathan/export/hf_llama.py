@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from leviathan.checkpoint.layout import resolve_checkpoint
-from leviathan.checkpoint.load import load_model
+from leviathan.checkpoint.load import read_model, whole_checkpoint
 from leviathan.config.schema import ModelConfig, RunConfig
 from leviathan.console import say
 from leviathan.data.tokenizer import END_OF_TEXT, Tokenizer, load_tokenizer
@@ -53,8 +52,8 @@ def export(
         ConfigError: unknown dtype, or `out` cannot be used.
         RuntimeError: the exported model differs from the native one; nothing is left behind.
     """
-    directory = resolve_checkpoint(checkpoint)
-    model, run, state = load_model(directory)
+    directory = whole_checkpoint(checkpoint)
+    model, run, state = read_model(directory)
     tokenizer = load_tokenizer(directory)
     facts = run_facts(directory, run, state, tokenizer)
     return export_model(model, run.model, tokenizer, facts, out, dtype=dtype, verify=verify)

@@ -1,8 +1,10 @@
 """Which rank is this process, whichever launcher started it?"""
 
 import os
+import re
 import socket
-from collections.abc import MutableMapping
+import zlib
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
 import torch
@@ -21,14 +23,16 @@ class LaunchEnv:
 
 
 def read_launch_env(environ: MutableMapping[str, str] | None = None) -> LaunchEnv:
-    """Reads what deepspeed or torchrun set; without either, this process is a world of its own.
+    """Reads what deepspeed, torchrun or srun set; without one, this process is a world of its own.
 
-    In that case the variables torch.distributed needs are set, with a free port.
+    In that case, and under srun, the variables torch.distributed needs are set.
 
     Raises:
-        ConfigError: only some of the launcher's variables are there.
+        ConfigError: only some of the launcher's variables are there, or one makes no sense.
     """
     environ = os.environ if environ is None else environ
+    if "RANK" not in environ and "WORLD_SIZE" not in environ:
+        environ.update(_from_srun(environ))
     needed = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     missing = [name for name in needed if name not in environ]
     if "RANK" not in environ and "WORLD_SIZE" not in environ:
@@ -39,11 +43,60 @@ def read_launch_env(environ: MutableMapping[str, str] | None = None) -> LaunchEn
             f"the launcher set some of {', '.join(needed)}, but not {', '.join(missing)}: "
             "start the run through `deepspeed` or `torchrun`, or unset them to run alone"
         )
-    rank, world_size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
+    world_size = _number(environ, "WORLD_SIZE", 1, 2**31 - 1)
+    rank = _number(environ, "RANK", 0, world_size - 1)
+    _number(environ, "MASTER_PORT", 1, 65535)
     environ.setdefault("LOCAL_RANK", str(rank))
     # torchrun and the deepspeed launcher have different names for the ranks of this machine.
-    local = environ.get("LOCAL_WORLD_SIZE") or environ.get("LOCAL_SIZE") or str(world_size)
-    return LaunchEnv(rank, int(environ["LOCAL_RANK"]), world_size, int(local))
+    local = next((n for n in ("LOCAL_WORLD_SIZE", "LOCAL_SIZE") if environ.get(n)), "WORLD_SIZE")
+    local_world_size = _number(environ, local, 1, world_size)
+    local_rank = _number(environ, "LOCAL_RANK", 0, world_size - 1)
+    return LaunchEnv(rank, local_rank, world_size, local_world_size)
+
+
+def _number(environ: Mapping[str, str], name: str, lowest: int, highest: int) -> int:
+    text = environ[name]
+    if not text.isdecimal() or not lowest <= int(text) <= highest:
+        raise ConfigError(
+            f"environment variable {name}={text}: expected a whole number from {lowest} to "
+            f"{highest}, as the launcher sets it; unset it to run alone"
+        )
+    return int(text)
+
+
+def _from_srun(environ: Mapping[str, str]) -> dict[str, str]:
+    """torch.distributed's variables from those of a Slurm step; empty outside one of several tasks.
+
+    An allocation alone (salloc, a batch script) is no step: there a process runs alone.
+
+    Source: srun(1), "Output environment variables"; only a step has SLURM_STEP_NUM_TASKS.
+    """
+    if environ.get("SLURM_STEP_NUM_TASKS", "1") == "1":
+        return {}
+    needed = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NODELIST", "SLURM_JOB_ID")
+    missing = [name for name in needed if name not in environ]
+    # The first host of a list such as "node[007-012,15],other" or "a1,a2".
+    host = re.match(r"([^\[,]+)(?:\[(\d+)[^\]]*\]([^,]*))?", environ.get(needed[2], ""))
+    if missing or not host:
+        raise ConfigError(
+            f"srun started several tasks, but {', '.join(missing) or needed[2]} is not usable: "
+            "start the ranks with `srun torchrun …`, one torchrun a machine"
+        )
+    tasks = _number(environ, "SLURM_STEP_NUM_TASKS", 1, 2**31 - 1)
+    nodes = _number({"SLURM_STEP_NUM_NODES": "1", **environ}, "SLURM_STEP_NUM_NODES", 1, tasks)
+    # All ranks must know the port, so it is not a free one but one that few others will choose.
+    port = (
+        20000
+        + zlib.crc32(f"{environ['SLURM_JOB_ID']} {environ.get('SLURM_STEP_ID')}".encode()) % 10000
+    )
+    return {
+        "RANK": environ["SLURM_PROCID"],
+        "WORLD_SIZE": str(tasks),
+        "LOCAL_RANK": environ["SLURM_LOCALID"],
+        "LOCAL_WORLD_SIZE": str(-(-tasks // nodes)),
+        "MASTER_ADDR": environ.get("MASTER_ADDR", "".join(part or "" for part in host.groups())),
+        "MASTER_PORT": environ.get("MASTER_PORT", str(port)),
+    }
 
 
 def free_port() -> int:

@@ -1,6 +1,7 @@
 """The ranks of a run, how they are arranged, and the few things they say to one another."""
 
 import atexit
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -90,11 +91,23 @@ def init_mesh(env: LaunchEnv, tp: int) -> Mesh:
         raise ConfigError(f"parallel.tp={tp} does not divide the world of {env.world_size} ranks")
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", env.local_rank) if cuda else torch.device("cpu")
+    if cuda and env.local_rank >= (count := torch.cuda.device_count()):
+        raise ConfigError(
+            f"local rank {env.local_rank} sees {count} GPUs: start at most one rank a GPU, and let "
+            "every rank of a machine see all of its GPUs"
+        )
     if cuda:
         torch.cuda.set_device(device)
     if not dist.is_initialized():
-        # Gloo serves the small CPU values of this class also where gradients go through NCCL.
-        dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
+        try:
+            # Gloo serves the small CPU values of this class also where gradients go through NCCL.
+            dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
+        except (RuntimeError, ValueError, OSError) as error:
+            at = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
+            raise ConfigError(
+                f"rank {env.rank} of {env.world_size} cannot reach the others at {at} "
+                f"(MASTER_ADDR:MASTER_PORT): {error}"
+            ) from error
         # Not sooner: DeepSpeed holds on to the group, and a second run in this process needs it.
         atexit.register(leave_mesh)
     return Mesh(env.rank, env.world_size, tp, device)

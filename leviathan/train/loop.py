@@ -18,7 +18,7 @@ from leviathan.model.transformer import CausalLM
 from leviathan.optim import lr_at
 from leviathan.parallel.launch_env import read_launch_env, share_cores
 from leviathan.parallel.mesh import Mesh, init_mesh
-from leviathan.train.metrics import Metrics
+from leviathan.train.metrics import METRICS, Metrics
 from leviathan.train.run_dir import Start, describe, find_start, occupied
 from leviathan.train.signals import StopSignal
 
@@ -53,15 +53,16 @@ def _run(plan: RunPlan, mesh: Mesh, info: DatasetInfo, start: Start, signal: Sto
         engine.load(start.checkpoint)
         say(f"Resuming from {start.checkpoint}")
     describe(config, mesh, start)
-    metrics = Metrics(
-        config.run_dir / "metrics.jsonl",
-        start.step,
-        start.tokens,
-        start.skipped,
-        account(config.model).flops_per_token,
-        mesh.world_size,
-        writes=mesh.rank == 0,
-    )
+    with mesh.together():
+        metrics = Metrics(
+            config.run_dir / METRICS,
+            start.step,
+            start.tokens,
+            start.skipped,
+            account(config.model).flops_per_token,
+            mesh.world_size,
+            writes=mesh.rank == 0,
+        )
     data, batch = config.data, config.train
     stream = TrainStream(
         data.path, config.seed, data.shuffle_window, batch.global_batch_size, batch.micro_batch_size
@@ -77,14 +78,16 @@ def _run(plan: RunPlan, mesh: Mesh, info: DatasetInfo, start: Start, signal: Sto
             done, stop = step + 1, signal.agreed()
             bar.advance(1, _note(stats, metrics, steps - done))
             if plan.is_due("log", done) or done == 1:
-                metrics.log(done, stats, lr)
+                with mesh.together():
+                    metrics.log(done, stats, lr)
             if stats.skipped:
                 rows = stream.row_numbers(step).tolist()
                 _warn_skipped(done, metrics, config.optim.max_skipped, rows)
             if validates and plan.is_due("evaluate", done):
                 with metrics.apart():
                     loss = validation_loss(engine, config, mesh)
-                metrics.write(step=done, val_loss=loss)
+                with mesh.together():
+                    metrics.write(step=done, val_loss=loss)
                 say(f"step {done:,}: validation loss {loss:.4f}")
             if stop or plan.is_due("checkpoint", done):
                 with metrics.apart():

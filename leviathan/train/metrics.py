@@ -10,7 +10,11 @@ from typing import Any
 
 import torch
 
+from leviathan.data.files import write_atomic
 from leviathan.engine.base import StepStats
+from leviathan.errors import LeviathanError
+
+METRICS = "metrics.jsonl"
 
 # Dense bf16 FLOP/s of one device, by a part of its name; MFU is null for any other.
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "B200": 2250e12}
@@ -111,11 +115,15 @@ class Metrics:
         self._restart_clock()
 
     def write(self, **values: Any) -> None:
-        """Appends one object; what is no number in JSON becomes null."""
+        """Appends one object; what is no number in JSON becomes null.
+
+        Raises:
+            LeviathanError: the disk does not take it.
+        """
         if not self._writes:
             return
         finite = {k: None if _is_nan_or_inf(v) else v for k, v in values.items()}
-        with self._path.open("a") as file:
+        with writing(self._path), self._path.open("a") as file:
             file.write(json.dumps(finite) + "\n")
 
 
@@ -127,16 +135,27 @@ def rewind(path: Path, step: int) -> None:
     """Drops the lines of steps after `step`, and a last line that was cut off."""
     if not path.exists():
         return
-    kept = []
-    for line in path.read_text().splitlines():
-        try:
-            if json.loads(line)["step"] <= step:
-                kept.append(line + "\n")
-        except (ValueError, KeyError):
-            continue
-    draft = path.with_suffix(".jsonl.new")
-    draft.write_text("".join(kept) if step else "")
-    draft.replace(path)
+    with writing(path):
+        kept = []
+        for line in path.read_bytes().splitlines():
+            try:
+                if json.loads(line)["step"] <= step:
+                    kept.append(line + b"\n")
+            except (ValueError, KeyError, TypeError):
+                continue
+        write_atomic(path, b"".join(kept) if step else b"")
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """A full or unwritable disk as an error that says what is lost: nothing that was saved."""
+    try:
+        yield
+    except OSError as error:
+        raise LeviathanError(
+            f"{path}: cannot be written ({error}); the checkpoints saved so far stay: make room, "
+            "and the same command goes on from the newest"
+        ) from error
 
 
 def _peak_flops() -> float:

@@ -4,23 +4,26 @@ import fcntl
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from leviathan.checkpoint.layout import read_state, remove_unfinished
+from leviathan.checkpoint.layout import read_state, step_of, tidy
 from leviathan.checkpoint.load import newest_whole, read_run_config
-from leviathan.checkpoint.manifest import write_json
+from leviathan.checkpoint.manifest import CONFIG, write_json
 from leviathan.config.load import dump_config
 from leviathan.config.schema import RunConfig
+from leviathan.data.files import write_atomic
 from leviathan.data.format import DatasetInfo
 from leviathan.errors import CheckpointError, ConfigError
 from leviathan.parallel.mesh import Mesh
+from leviathan.train.metrics import METRICS, writing
 
 # What may change from one start of a run to the next; anything else would make it another run.
 FREE = ("run_dir", "data.path", "engine", "parallel", "checkpoint", "train.micro_batch_size")
 FREE += ("train.log_every", "train.eval_every")
+LOCK = ".lock"
 
 
 @dataclass(frozen=True)
@@ -37,28 +40,48 @@ class Start:
 def occupied(run_dir: Path, mesh: Mesh) -> Iterator[None]:
     """Keeps a second run out of the folder while this one works in it; the lock dies with us.
 
+    A run that ends before it has written anything leaves nothing behind.
+
     Raises:
         ConfigError: somebody is at work there, or the folder cannot be made.
     """
-    lock = None
+    lock, made = None, False
     try:
         with mesh.together():
             if mesh.rank == 0:
-                try:
-                    run_dir.mkdir(parents=True, exist_ok=True)
-                    lock = (run_dir / ".lock").open("w")
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    raise ConfigError(
-                        f"run_dir={run_dir}: another process is training there (its ranks stand in "
-                        "run.json): wait for it, stop it, or choose another run_dir"
-                    ) from None
-                except OSError as error:
-                    raise ConfigError(f"run_dir={run_dir}: cannot be used ({error})") from None
+                made = not run_dir.exists()
+                lock = _lock(run_dir)
         yield
     finally:
         if lock is not None:
+            with suppress(OSError):  # the folder is not empty: the run has begun
+                (run_dir / LOCK).unlink()
+                if made:
+                    run_dir.rmdir()
             lock.close()
+
+
+def _lock(run_dir: Path) -> TextIO:
+    """The lock of a run folder, taken; it is free again once the file is closed."""
+    path = run_dir / LOCK
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        lock = path.open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.samestat(os.fstat(lock.fileno()), path.stat()):
+                raise BlockingIOError  # its owner was just removing it, and somebody was faster
+        except OSError:
+            lock.close()
+            raise
+    except BlockingIOError:
+        raise ConfigError(
+            f"run_dir={run_dir}: another process is training there (its ranks stand in run.json): "
+            "wait for it, stop it, or choose another run_dir"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"run_dir={run_dir}: cannot be used ({error})") from None
+    return lock
 
 
 def find_start(config: RunConfig, info: DatasetInfo, mesh: Mesh) -> Start:
@@ -68,26 +91,37 @@ def find_start(config: RunConfig, info: DatasetInfo, mesh: Mesh) -> Start:
         ConfigError: the folder holds a run with another configuration.
         CheckpointError: no checkpoint is whole, or the data set is another one.
     """
-    with mesh.together():
-        if mesh.rank == 0:
-            remove_unfinished(config.run_dir)
     checkpoint = newest_whole(config.run_dir, mesh)
-    if checkpoint is None:
-        return Start()
     with mesh.together():
-        _same_run(config, read_run_config(checkpoint), checkpoint)
-        state = read_state(checkpoint)
-        if state["data_fingerprint"] != info.fingerprint:
-            raise CheckpointError(
-                f"{checkpoint}: trained on another data set (fingerprint "
-                f"{state['data_fingerprint'][:12]}…) than {config.data.path} "
-                f"({info.fingerprint[:12]}…): point data.path to the former, or "
-                "choose another run_dir"
-            )
+        start = _go_on(config, info, checkpoint) if checkpoint else _begin(config)
+    with mesh.together():
+        if mesh.rank == 0:  # not sooner: a run that is refused leaves all as it was
+            tidy(config.run_dir, step_of(checkpoint) if checkpoint else 0)
+    return start
+
+
+def _begin(config: RunConfig) -> Start:
+    """Step 0, unless that would overwrite what another run has logged."""
+    log = config.run_dir / METRICS
+    if log.is_file() and log.stat().st_size:
+        _same_run(config, read_run_config(config.run_dir), config.run_dir / CONFIG)
+    return Start()
+
+
+def _go_on(config: RunConfig, info: DatasetInfo, checkpoint: Path) -> Start:
+    _same_run(config, read_run_config(checkpoint), checkpoint)
+    state = read_state(checkpoint, step=int, tokens=int, skipped=int, data_fingerprint=str)
+    if state["data_fingerprint"] != info.fingerprint:
+        raise CheckpointError(
+            f"{checkpoint}: trained on another data set (fingerprint "
+            f"{state['data_fingerprint'][:12]}…) than {config.data.path} "
+            f"({info.fingerprint[:12]}…): point data.path to the former, or "
+            "choose another run_dir"
+        )
     return Start(state["step"], state["tokens"], state["skipped"], checkpoint)
 
 
-def _same_run(config: RunConfig, former: RunConfig, checkpoint: Path) -> None:
+def _same_run(config: RunConfig, former: RunConfig, source: Path) -> None:
     """Raises ConfigError naming every key that would turn this run into another one."""
     free = FREE
     if config.optim.schedule == former.optim.schedule == "constant":
@@ -102,7 +136,7 @@ def _same_run(config: RunConfig, former: RunConfig, checkpoint: Path) -> None:
     if differing:
         raise ConfigError(
             f"run_dir={config.run_dir} holds a run with another configuration "
-            f"({checkpoint.name}):\n  "
+            f"({source.name}):\n  "
             + "\n  ".join(differing)
             + "\nGo on with the former values, or choose another run_dir."
         )
@@ -117,15 +151,20 @@ def flat(tree: dict[str, Any], path: str = "") -> dict[str, Any]:
 
 
 def describe(config: RunConfig, mesh: Mesh, start: Start) -> None:
-    """Writes config.yaml, and run.json with the ranks' process ids. Collective."""
+    """Writes config.yaml, and run.json with the ranks' process ids. Collective.
+
+    Raises:
+        LeviathanError: the disk does not take them.
+    """
     ranks = mesh.gather({"pid": os.getpid(), "host": socket.gethostname()})
     with mesh.together():
         if mesh.rank == 0:
-            (config.run_dir / "config.yaml").write_text(dump_config(config))
             described = {
                 "world_size": mesh.world_size,
                 "pid": [rank["pid"] for rank in ranks],
                 "host": [rank["host"] for rank in ranks],
                 "started_at_step": start.step,
             }
-            write_json(config.run_dir / "run.json", described)
+            with writing(config.run_dir):
+                write_atomic(config.run_dir / CONFIG, dump_config(config).encode())
+                write_json(config.run_dir / "run.json", described)

@@ -1,9 +1,13 @@
-"""Being told to stop: a signal only sets a flag, the loop acts on it between two steps."""
+"""Being told to stop: a signal only sets a flag, the loop acts on it between two steps.
+
+A launcher that is gone is a signal too: its ranks would train on with nobody to stop them.
+"""
 
 import signal
 from types import FrameType
 from typing import Any
 
+from leviathan.parallel.launchers import launcher_processes
 from leviathan.parallel.mesh import Mesh
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
@@ -15,6 +19,7 @@ class StopSignal:
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
         self._received = False
+        self._launchers = launcher_processes()
         self._former: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "StopSignal":
@@ -30,5 +35,5 @@ class StopSignal:
         self._received = True
 
     def agreed(self) -> bool:
-        """True on every rank once any rank has been told to stop. Collective."""
-        return self._mesh.any(self._received)
+        """True on every rank once any was told to stop, or its launcher died. Collective."""
+        return self._mesh.any(self._received or launcher_processes() != self._launchers)

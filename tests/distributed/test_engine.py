@@ -17,7 +17,7 @@ from leviathan.config.plan import RunPlan
 from leviathan.config.schema import RunConfig
 from leviathan.data.stream import IGNORE, Batch
 from leviathan.engine import build_engine
-from leviathan.errors import CheckpointError
+from leviathan.errors import CheckpointError, ConfigError
 from leviathan.model.transformer import CausalLM
 from leviathan.optim import lr_at
 from leviathan.parallel.launch_env import read_launch_env
@@ -216,6 +216,16 @@ def check_other_model(tmp_path, mesh):
         engine.load(tmp_path / "saved-1-fp32")
 
 
+def check_refused_keys(tmp_path, mesh):
+    for extra, named in [
+        ({"zero_optimization": {"bad_key": 1}}, "bad_key"),
+        ({"zero_optimization": {"overlap_comm": "maybe"}}, "overlap_comm"),
+        ({"data_types": {"grad_accum_dtype": "int3"}}, "int3"),
+    ]:
+        with pytest.raises(ConfigError, match=rf"engine\.extra: DeepSpeed cannot .*{named}"):
+            build(config(tmp_path, TIED, **extra), mesh)
+
+
 def check_skipping(tmp_path, mesh):
     """A weight that is not finite on one rank only: nobody steps, and the next good step does."""
     for stage, precision in itertools.product([0, 1, 2, 3], ["fp32", "bf16"]):
@@ -267,4 +277,5 @@ def on_each_rank(folder, *checks):
 
 def test_two_ranks_equal_one_process_and_resume_bit_for_bit(tmp_path):
     checks = [check_parity, check_resume, check_other_stage, check_other_model, check_skipping]
-    run_ranks(on_each_rank, 2, str(tmp_path), *checks, check_bf16, timeout=400)
+    checks += [check_refused_keys, check_bf16]
+    run_ranks(on_each_rank, 2, str(tmp_path), *checks, timeout=400)

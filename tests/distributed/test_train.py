@@ -159,7 +159,8 @@ def test_interrupted_and_resumed_equals_undisturbed(run_file):
     for name, parameter in one.named_parameters():
         assert torch.equal(parameter, other.get_parameter(name)), name
     names = [path.name for path in sorted(checkpoints.iterdir())]
-    assert names == ["step-00000020", "step-00000030", "step-00000040"]
+    kept = ["step-00000020", "step-00000030", "step-00000040"]
+    assert names == [f"damaged-{newest.name}", "damaged-step-00000099", *kept]
 
 
 def test_a_finished_run_is_left_alone_and_another_one_refused(run_file):

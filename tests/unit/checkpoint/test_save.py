@@ -1,6 +1,7 @@
 """A checkpoint exists whole or not at all, and the newest whole one is found."""
 
 import json
+import resource
 import shutil
 
 import pytest
@@ -10,12 +11,13 @@ from leviathan.checkpoint.boxes import Slice, save_slices
 from leviathan.checkpoint.layout import (
     complete_checkpoints,
     prune,
-    remove_unfinished,
+    read_state,
     resolve_checkpoint,
     step_dir,
+    tidy,
 )
 from leviathan.checkpoint.load import load_model, newest_whole
-from leviathan.checkpoint.manifest import verify_manifest
+from leviathan.checkpoint.manifest import fingerprint, verify_manifest
 from leviathan.checkpoint.save import save_checkpoint
 from leviathan.config.schema import RunConfig
 from leviathan.errors import CheckpointError
@@ -73,25 +75,43 @@ def test_only_the_last_are_kept(config, mesh):
         "step-00000002",
         "step-00000003",
     ]
-    prune(config.run_dir, 1)
-    assert not step_dir(config.run_dir, 2).exists()
+    prune(config.run_dir, 1, 3)
+    assert [path.name for path in (config.run_dir / "checkpoints").iterdir()] == ["step-00000003"]
 
 
-def test_a_half_written_checkpoint_does_not_exist(config, mesh):
+def test_a_checkpoint_of_a_later_step_does_not_push_out_the_run_s_own(config, mesh):
+    for step in (30, 40):
+        save(config, mesh, step)
+    one = config.model_copy(
+        update={"checkpoint": config.checkpoint.model_copy(update={"keep_last": 1})}
+    )
+    save(one, mesh, 33)
+    assert [path.name for path in complete_checkpoints(config.run_dir)] == [
+        "step-00000033",
+        "step-00000040",
+    ]
+
+
+def test_a_half_written_checkpoint_does_not_exist_and_is_set_aside(config, mesh, capfd):
     save(config, mesh, 1)
     half = step_dir(config.run_dir, 2)
     shutil.copytree(step_dir(config.run_dir, 1), half)
     (half / "manifest.json").unlink()
-    draft = config.run_dir / "checkpoints/.saving-step-00000003"
-    draft.mkdir()
+    for name in (".saving-step-00000003", ".removing-step-00000000"):
+        (config.run_dir / "checkpoints" / name).mkdir()
     assert newest_whole(config.run_dir, mesh) == step_dir(config.run_dir, 1)
     assert resolve_checkpoint(config.run_dir) == step_dir(config.run_dir, 1)
     with pytest.raises(CheckpointError, match="not a finished checkpoint"):
         resolve_checkpoint(half)
-    remove_unfinished(config.run_dir)
-    assert not half.exists()
-    assert not draft.exists()
-    assert step_dir(config.run_dir, 1).exists()
+    tidy(config.run_dir, 1)
+    shutil.copytree(step_dir(config.run_dir, 1), half)
+    tidy(config.run_dir, 1)  # complete, but of a later step than the run goes on from
+    assert "set aside as damaged-step-00000002;" in capfd.readouterr().err
+    assert sorted(path.name for path in (config.run_dir / "checkpoints").iterdir()) == [
+        "damaged-step-00000002",
+        "damaged-step-00000002-2",
+        "step-00000001",
+    ]
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove", "manifest"])
@@ -115,9 +135,48 @@ def test_a_damaged_newest_checkpoint_is_named_and_passed_over(config, mesh, dama
     assert str(newest) in said
     with pytest.raises(CheckpointError, match="step-00000002"):
         load_model(newest)
+    assert load_model(config.run_dir)[2]["step"] == 1
+    assert str(newest) in capfd.readouterr().err
     shutil.rmtree(step_dir(config.run_dir, 1))
     with pytest.raises(CheckpointError, match="none of its 1 checkpoints is whole"):
         newest_whole(config.run_dir, mesh)
+
+
+@pytest.mark.parametrize(
+    ("manifest", "named"),
+    [
+        ([], "damaged"),
+        ({"files": []}, "damaged"),
+        ({"files": {"state.json": {"sha256": "0"}}}, "damaged.*bytes"),
+        ({"files": {"state.json": 3}}, "damaged"),
+        ({"files": {}}, r"does not list config\.yaml, state\.json, \.metadata, __0_0\.distcp"),
+    ],
+)
+def test_a_manifest_of_another_shape_proves_nothing(config, mesh, manifest, named):
+    save(config, mesh, 1)
+    directory = step_dir(config.run_dir, 1)
+    (directory / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointError, match=named):
+        verify_manifest(directory)
+
+
+@pytest.mark.parametrize("state", ["{}", "[]", '{"step": "one"}'])
+def test_a_state_without_what_is_wanted_is_damaged(tmp_path, state):
+    (tmp_path / "state.json").write_text(state)
+    with pytest.raises(CheckpointError, match="no usable step"):
+        read_state(tmp_path, step=int)
+
+
+def test_what_the_disk_does_not_take_is_one_message(config, mesh):
+    save(config, mesh, 1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))  # as on a full disk, inside DCP
+    try:
+        with pytest.raises(CheckpointError, match=r"step-00000002: could not be saved.*rank 0"):
+            save(config, mesh, 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [path.name for path in (config.run_dir / "checkpoints").iterdir()] == ["step-00000001"]
 
 
 def test_a_failed_save_leaves_the_former_checkpoint_and_no_draft(config, mesh):
@@ -146,7 +205,7 @@ def test_weights_of_another_model_are_refused(config, mesh):
     path = directory / "config.yaml"
     path.write_text(path.read_text().replace("d_model: 8", "d_model: 16"))
     manifest = json.loads((directory / "manifest.json").read_text())
-    del manifest["files"]["config.yaml"]
+    manifest["files"] |= fingerprint(directory, ["config.yaml"])
     (directory / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(CheckpointError, match=r"another model.*embed_tokens\.weight: 20×16 here"):
         load_model(directory)

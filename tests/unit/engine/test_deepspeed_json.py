@@ -48,6 +48,7 @@ def test_the_users_keys_are_merged_in():
         ({"bf16": True}, r"engine\.extra\.bf16=True"),
         ({"optimizer": {"type": "Adam"}}, r"engine\.extra\.optimizer.*set optim instead"),
         ({"train_batch_size": 4}, r"train\.global_batch_size"),
+        ({"steps_per_print": 0}, r"engine\.extra\.steps_per_print=0: expected"),
     ],
 )
 def test_a_contradiction_names_its_key(extra, names):

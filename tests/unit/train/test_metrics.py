@@ -1,7 +1,10 @@
 import json
 import math
 
+import pytest
+
 from leviathan.engine.base import StepStats
+from leviathan.errors import LeviathanError
 from leviathan.train.metrics import Metrics, rewind
 
 
@@ -50,6 +53,20 @@ def test_steps_done_anew_stand_there_once(tmp_path):
     assert [line["step"] for line in lines(path)] == [1, 2]
     rewind(path, 0)
     assert path.read_text() == ""
+
+
+def test_lines_that_are_none_are_dropped(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'[1]\n\xff\n{"no": 1}\n{"step": 1}')
+    rewind(path, 2)
+    assert path.read_text() == '{"step": 1}\n'
+
+
+def test_a_full_disk_is_one_message(tmp_path):
+    log = metrics(tmp_path / "metrics.jsonl")
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    with pytest.raises(LeviathanError, match=r"metrics\.jsonl: cannot be written .*No space left"):
+        log.write(step=1)
 
 
 def test_only_the_first_rank_writes(tmp_path):

@@ -1,6 +1,7 @@
 """A run folder belongs to one run, and to one process group at a time."""
 
 import json
+import shutil
 
 import pytest
 
@@ -8,7 +9,7 @@ from leviathan.checkpoint.boxes import save_slices
 from leviathan.checkpoint.save import save_checkpoint
 from leviathan.config.schema import RunConfig
 from leviathan.data.format import DatasetInfo
-from leviathan.errors import CheckpointError, ConfigError
+from leviathan.errors import CheckpointError, ConfigError, LeviathanError
 from leviathan.train.run_dir import Start, describe, find_start, occupied
 
 
@@ -103,3 +104,51 @@ def test_only_one_process_group_works_in_a_folder(make, mesh):
     with occupied(run_dir, mesh):
         describe(make(), mesh, Start())
     assert json.loads((run_dir / "run.json").read_text())["world_size"] == 1
+
+
+def test_the_lock_goes_with_its_owner(make, mesh):
+    run_dir = make().run_dir
+    with pytest.raises(ValueError, match="refused"), occupied(run_dir, mesh):
+        raise ValueError("refused")
+    assert not run_dir.exists()
+    run_dir.mkdir()
+    with occupied(run_dir, mesh):
+        assert [path.name for path in run_dir.iterdir()] == [".lock"]
+    assert list(run_dir.iterdir()) == []
+
+
+def test_what_another_run_logged_is_not_overwritten(make, mesh, tiny_dataset, capfd):
+    """Its only checkpoint has lost its manifest."""
+    config, info = make(), DatasetInfo.load(tiny_dataset)
+    half = config.run_dir / "checkpoints/step-00000003"
+    half.mkdir(parents=True)
+    describe(config, mesh, Start())
+    assert find_start(make(seed=2, run_dir=str(config.run_dir)), info, mesh) == Start()
+    (config.run_dir / "checkpoints/damaged-step-00000003").rename(half)
+    (config.run_dir / "metrics.jsonl").write_text('{"step": 1}\n')
+    with pytest.raises(
+        ConfigError, match=r"config\.yaml\):\n  seed: 1234 in the run so far, 2 now"
+    ):
+        find_start(make(seed=2), info, mesh)
+    assert half.exists()
+    assert find_start(config, info, mesh) == Start()
+    assert not half.exists()
+    assert "set aside as damaged-step-00000003" in capfd.readouterr().err
+
+
+def test_a_damaged_newest_checkpoint_is_set_aside(make, mesh, begun):
+    config = make()
+    info = begun(config)
+    later = config.run_dir / "checkpoints/step-00000004"
+    shutil.copytree(config.run_dir / "checkpoints/step-00000003", later)
+    (later / "state.json").write_text("{}")
+    assert find_start(config, info, mesh).step == 3
+    names = sorted(path.name for path in later.parent.iterdir())
+    assert names == ["damaged-step-00000004", "step-00000003"]
+
+
+def test_a_run_folder_that_takes_no_files_is_one_message(make, mesh):
+    config = make()
+    (config.run_dir / "config.yaml").mkdir(parents=True)
+    with pytest.raises(LeviathanError, match=r"run: cannot be written \("):
+        describe(config, mesh, Start())
