@@ -66,17 +66,14 @@ def prepare(config: PrepConfig) -> dict[str, Any]:
     with sole_writer(config.out):
         if is_finished(config.out):  # another process finished it between the look and the lock
             return _already_finished(config, inputs)
-        ledger = Ledger(config.out, identity)
         try:
-            return _prepare(config, inputs, tokenizer, ledger).summary()
+            with Ledger(config.out, identity) as ledger:
+                return _prepare(config, inputs, tokenizer, ledger).summary()
         except OSError as error:
             raise DataError(
                 f"preparing {config.out} stopped: {error}. Finished files are kept: repair the "
                 "cause and run the same command again."
             ) from error
-        finally:
-            if ledger.work.exists():
-                ledger.discard_if_empty()
 
 
 def _prepare(
@@ -259,6 +256,12 @@ def _pack_all(
     parts: list[Part], tokenizer: Tokenizer, config: PrepConfig, ledger: Ledger
 ) -> dict[str, SplitInfo]:
     tables = [part.documents() for part in parts]
+    if not any((table["split"] == TRAIN).any() for table in tables):
+        ledger.close()  # only another configuration helps, and that one cannot continue this work
+        raise DataError(
+            "no documents are left for training, all of them are held out: hold out fewer "
+            "(validation.paths, validation.fraction), or add files to source.paths"
+        )
     splits: dict[str, SplitInfo] = {}
     total = sum(int(table["length"].sum()) for table in tables)
     with progress_bar("packing (tokens)", total=total) as bar:
@@ -273,8 +276,6 @@ def _pack_all(
             splits[name] = info
             if split == TRAIN:
                 _save_counts(config.out / COUNTS_FILE, counts)
-    if "train" not in splits:
-        raise DataError("no documents are left for training: all of them are held out")
     return splits
 
 
