@@ -221,6 +221,10 @@ def test_duplicates(
     tokenizer = load_tokenizer(wanted.out)
     assert tokenizer.decode(stream_of(wanted.out / "train")) == "one<|endoftext|>"
     assert verify(wanted.out)["documents"] == 3
+    all_held_out = {"source": {"paths": paths[:1]}, "validation": {"paths": paths[1:2]}}
+    with pytest.raises(DataError, match="no documents are left for training"):
+        prepare(config(**all_held_out, drop_duplicates=True, out=tmp_path / "none"))
+    assert not (tmp_path / "none").exists()
 
 
 # ---------------------------------------------------------------- same bytes, whatever happens
