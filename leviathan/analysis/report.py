@@ -8,6 +8,7 @@ from typing import Any
 from leviathan.analysis.compare import compare
 from leviathan.analysis.page import page
 from leviathan.analysis.table import terminal_table
+from leviathan.data.files import check_file, write_atomic
 
 __all__ = ["build_report", "terminal_table"]
 
@@ -23,19 +24,15 @@ def build_report(runs: Sequence[Path], out: Path) -> dict[str, Any]:
         Every number of the report, and under "files" where the page and the JSON lie.
 
     Raises:
-        DataError: a folder is not a run, or one of its files is damaged.
+        DataError: `out` cannot be written, a folder is not a run, or one of its files is damaged.
     """
+    files = {"html": out / "report.html", "json": out / "report.json"}
+    for file in files.values():
+        check_file(file)
     report = compare(runs)
     out.mkdir(parents=True, exist_ok=True)
-    files = {"html": out / "report.html", "json": out / "report.json"}
     report["files"] = {kind: str(file) for kind, file in files.items()}
-    _write(files["html"], page(report))
-    _write(files["json"], json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False))
+    write_atomic(files["html"], page(report).encode())
+    text = json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False)
+    write_atomic(files["json"], text.encode())
     return report
-
-
-def _write(file: Path, text: str) -> None:
-    """All or nothing: a reader never meets half a page."""
-    temporary = file.with_name(file.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(file)

@@ -113,8 +113,13 @@ def _sentence(error: Any, path: Path, schema: type[BaseModel], data: Any) -> str
         return f"found {_found(error['input'])}, expected a section of `key: value` lines"
     if kind == "value_error":
         return str(context["error"])
-    expected = error["msg"].removeprefix("Input should be ")
-    return f"found {_found(error['input'])}, expected {expected}"
+    if kind == "path_type":
+        return f"found {_found(error['input'])}, expected a path"
+    message = error["msg"]
+    if message.startswith("Input should "):
+        expected = message.removeprefix("Input should ").removeprefix("be ")
+        return f"found {_found(error['input'])}, expected {expected}"
+    return f"found {_found(error['input'])}: {message[:1].lower()}{message[1:]}"
 
 
 def _tags(path: Path, schema: type[BaseModel]) -> str:

@@ -5,9 +5,9 @@ configuration are relative to the working directory; `extends:` to the file it s
 """
 
 import re
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -23,18 +23,19 @@ Origins = dict[tuple[str, ...], str]  # dotted path → where it was written, "f
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML that refuses duplicate keys and reads 1e-3 as a number."""
+    """Safe YAML that reads 1e-3 as a number and 2024-02-29 as text."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[Hashable] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    problem=f"key {key!r} appears twice", problem_mark=key_node.start_mark
-                )
-            seen.add(key)
-        return super().construct_mapping(node, deep)
+    yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, Any]]]] = {
+        first: [(tag, pattern) for tag, pattern in found if not tag.endswith(":timestamp")]
+        for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError) as error:  # as `!!int abc` raises them
+            kind = node.tag.rpartition(":")[2]
+            raise _refusal(node, f"{str(node.value)[:60]!r} is no {kind} ({error})") from None
 
 
 _Loader.add_implicit_resolver(
@@ -44,27 +45,29 @@ _Loader.add_implicit_resolver(
 )
 
 
-def read_yaml(text: str, source: str) -> dict[str, Any]:
-    """Parses one YAML mapping; `source` names it in errors.
-
-    Raises:
-        ConfigError: not YAML, a duplicate key, or not a mapping at the top.
-    """
-    try:
-        data = yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{source}:{mark.line + 1}" if mark else source
-        problem = getattr(error, "problem", None) or str(error)
-        raise ConfigError(f"{where}: not valid YAML: {problem}") from None
-    if data is None:
-        data = {}
-    if not isinstance(data, dict):
-        raise ConfigError(f"{source}: expected `key: value` lines, found {type(data).__name__}")
-    return data
+def _refusal(node: yaml.Node, problem: str) -> yaml.YAMLError:
+    return yaml.constructor.ConstructorError(problem=problem, problem_mark=node.start_mark)
 
 
-def _key_lines(text: str, source: str) -> Origins:
+def _check_keys(node: yaml.Node, above: tuple[yaml.Node, ...] = ()) -> None:
+    """Refuses what no configuration can mean: a key twice, a key that is a section, a circle."""
+    if node in above:
+        raise _refusal(node, "this section refers to itself")
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _check_keys(item, (*above, node))
+    if isinstance(node, yaml.MappingNode):
+        seen: set[str] = set()
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise _refusal(key, "a key must be a plain word, not a list or a section")
+            if key.value in seen:
+                raise _refusal(key, f"key {key.value!r} appears twice")
+            seen.add(key.value)
+            _check_keys(value, (*above, node))
+
+
+def _key_lines(root: yaml.Node | None, source: str) -> Origins:
     """Where each dotted key of a YAML text stands, as "file:line"."""
     origins: Origins = {}
 
@@ -75,8 +78,50 @@ def _key_lines(text: str, source: str) -> Origins:
                 origins[here] = f"{source}:{key.start_mark.line + 1}"
                 visit(value, here)
 
-    visit(yaml.compose(text, Loader=yaml.SafeLoader), ())
+    visit(root, ())
     return origins
+
+
+def _parse(text: str, source: str) -> tuple[Any, Origins]:
+    """The value of a YAML text and where its keys stand.
+
+    Raises:
+        ConfigError: not YAML, or not what a configuration may hold.
+    """
+    try:
+        loader = _Loader(text)
+        root = loader.get_single_node()
+        if root is None:
+            return None, {}
+        _check_keys(root)
+        value = loader.construct_document(root)  # lays merged (`<<`) sections into their nodes
+        return value, _key_lines(root, source)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{source}:{mark.line + 1}" if mark else source
+        problem = getattr(error, "problem", None) or " ".join(str(error).split())
+    except RecursionError:
+        where, problem = source, "it is nested too deeply"
+    except ValueError as error:  # an escape that is no character
+        where, problem = source, str(error)
+    raise ConfigError(f"{where}: not valid YAML: {problem}")
+
+
+def read_yaml(text: str, source: str) -> dict[str, Any]:
+    """Parses one YAML mapping; `source` names it in errors.
+
+    Raises:
+        ConfigError: not YAML, a duplicate key, or not a mapping at the top.
+    """
+    return _mapping(_parse(text, source)[0], source)
+
+
+def _mapping(data: Any, source: str) -> dict[str, Any]:
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise ConfigError(f"{source}: expected `key: value` lines, found {type(data).__name__}")
+    return data
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any], origins: Origins, where: Origins) -> None:
@@ -102,17 +147,19 @@ def _merge(base: dict[str, Any], over: dict[str, Any], origins: Origins, where: 
 
 def _read_file(path: Path, origins: Origins, chain: tuple[Path, ...] = ()) -> dict[str, Any]:
     """One file with everything it extends, merged."""
-    if path.resolve() in chain:
-        circle = " → ".join(str(file) for file in (*chain, path.resolve()))
-        raise ConfigError(f"{path}: `extends` goes in a circle: {circle}")
     try:
+        resolved = path.resolve()
+        if resolved in chain:
+            circle = " → ".join(str(file) for file in (*chain, resolved))
+            raise ConfigError(f"{path}: `extends` goes in a circle: {circle}")
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         by = f" (extended by {chain[-1]})" if chain else ""
         raise ConfigError(f"{path}: no such configuration file{by}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
-    data = read_yaml(text, str(path))
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a name with a null byte
+        raise ConfigError(f"{str(path)!r}: cannot be read: {error}") from None
+    value, lines = _parse(text, str(path))
+    data = _mapping(value, str(path))
     parents = data.pop(EXTENDS, [])
     parents = [parents] if isinstance(parents, str) else parents
     if not isinstance(parents, list) or not all(isinstance(parent, str) for parent in parents):
@@ -120,9 +167,9 @@ def _read_file(path: Path, origins: Origins, chain: tuple[Path, ...] = ()) -> di
     merged: dict[str, Any] = {}
     for parent in parents:
         own: Origins = {}
-        inherited = _read_file(path.parent / parent, own, (*chain, path.resolve()))
+        inherited = _read_file(path.parent / parent, own, (*chain, resolved))
         _merge(merged, inherited, origins, own)
-    _merge(merged, data, origins, _key_lines(text, str(path)))
+    _merge(merged, data, origins, lines)
     return merged
 
 
@@ -133,9 +180,12 @@ def _override(text: str) -> tuple[tuple[str, ...], Any]:
     if not equals or not all(path):
         raise ConfigError(f"{COMMAND_LINE}: {text!r} is not an override; write key.sub_key=value")
     try:
-        return path, yaml.load(value, Loader=_Loader)
-    except yaml.YAMLError:
-        raise ConfigError(f"{COMMAND_LINE}: {dotted}: {value!r} is not valid YAML") from None
+        return path, _parse(value, COMMAND_LINE)[0]
+    except ConfigError as error:
+        reason = str(error).partition("not valid YAML: ")[2]
+        raise ConfigError(
+            f"{COMMAND_LINE}: {dotted}: {value[:60]!r} is not valid YAML: {reason}"
+        ) from None
 
 
 def read_config(path: Path, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], Origins]:

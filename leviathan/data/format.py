@@ -19,9 +19,9 @@ tells apart. Columns of a row:
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from leviathan.errors import DataError
 
@@ -37,8 +37,11 @@ def token_dtype(vocab_size: int) -> Literal["uint16", "uint32"]:
     return "uint16" if vocab_size <= 1 << 16 else "uint32"
 
 
+Count = Annotated[int, Field(ge=0)]
+
+
 class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class TokenizerInfo(_Record):
@@ -46,7 +49,7 @@ class TokenizerInfo(_Record):
 
     name: str
     fingerprint: str
-    end_of_text: int
+    end_of_text: Count
 
 
 class SplitInfo(_Record):
@@ -59,23 +62,23 @@ class SplitInfo(_Record):
         bytes_of_text: UTF-8 bytes of the documents.
     """
 
-    rows: int
-    ids: int
-    tokens: int
-    padded: int
-    documents: int
-    bytes_of_text: int
+    rows: Count
+    ids: Count
+    tokens: Count
+    padded: Count
+    documents: Count
+    bytes_of_text: Count
 
 
 class SourceInfo(_Record):
     """One corpus file as it was read; `split` is train, val, or hash where content decided."""
 
     path: str
-    bytes: int
+    bytes: Count
     sha256: str
-    documents: int
-    empty: int
-    rejected: int
+    documents: Count
+    empty: Count
+    rejected: Count
     split: Literal["train", "val", "hash"]
 
 
@@ -88,19 +91,35 @@ class DatasetInfo(_Record):
 
     format_version: int
     fingerprint: str
-    vocab_size: int
-    seq_len: int
+    vocab_size: int = Field(gt=0)
+    seq_len: int = Field(gt=0)
     dtype: Literal["uint16", "uint32"]
     tokenizer: TokenizerInfo
-    subsets: list[str]
+    subsets: list[str] = Field(min_length=1)
     splits: dict[str, SplitInfo]
-    documents: int
-    empty: int
-    duplicates: int
-    rejected: int
-    dropped_tail_tokens: int
+    documents: Count
+    empty: Count
+    duplicates: Count
+    rejected: Count
+    dropped_tail_tokens: Count
     sources: list[SourceInfo]
     config: dict[str, Any]
+
+    @model_validator(mode="after")
+    def _is_of_one_piece(self) -> "DatasetInfo":
+        if self.dtype != token_dtype(self.vocab_size):
+            raise ValueError(f"dtype {self.dtype} is not that of {self.vocab_size} ids")
+        if self.tokenizer.end_of_text >= self.vocab_size:
+            raise ValueError(f"end_of_text is beyond the {self.vocab_size} ids")
+        if not {"train"} <= set(self.splits) <= {"train", "val"}:
+            raise ValueError("splits are train and val, of which train is never missing")
+        for name, split in self.splits.items():
+            targets = max(0, split.ids - 1)
+            if (split.tokens, split.padded) != (targets, split.rows * self.seq_len - targets):
+                raise ValueError(f"splits.{name}: rows, ids, tokens and padded contradict")
+        if self.documents != sum(split.documents for split in self.splits.values()):
+            raise ValueError("documents is not the sum over the splits")
+        return self
 
     @classmethod
     def load(cls, directory: Path) -> "DatasetInfo":
@@ -114,9 +133,11 @@ class DatasetInfo(_Record):
         try:
             content = json.loads(path.read_bytes())
             version = content["format_version"]
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise DataError(_why_missing(directory)) from None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error.strerror}") from None
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError(f"{path} is damaged ({error}): prepare the data set again") from None
         if version != FORMAT_VERSION:
             raise DataError(
@@ -129,7 +150,8 @@ class DatasetInfo(_Record):
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
-            raise DataError(f"{path} is damaged ({where}: {first['msg']})") from None
+            problem = f"{where}: {first['msg']}".removeprefix(": ")
+            raise DataError(f"{path} is damaged ({problem}): prepare the data set again") from None
 
     def split(self, name: str) -> SplitInfo:
         """The named split.
@@ -171,9 +193,12 @@ class DatasetInfo(_Record):
 
 
 def _check_tokenizer(directory: Path, info: DatasetInfo) -> None:
-    path = directory / "tokenizer.meta.json"
+    path, ranks = directory / "tokenizer.meta.json", directory / "tokenizer.tiktoken"
+    if not ranks.is_file():
+        raise DataError(f"{ranks}: missing: copy the tokenizer files again")
     try:
-        found = json.loads(path.read_bytes())["fingerprint"]
+        meta = json.loads(path.read_bytes())
+        found, end_of_text = meta["fingerprint"], meta["special_tokens"]["<|endoftext|>"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path}: missing or damaged ({error})") from None
     if found != info.tokenizer.fingerprint:
@@ -181,9 +206,16 @@ def _check_tokenizer(directory: Path, info: DatasetInfo) -> None:
             f"{path} does not fit the data set, whose ids are of {info.tokenizer.name} with "
             f"fingerprint {info.tokenizer.fingerprint[:12]}…: copy the tokenizer files again"
         )
+    if end_of_text != info.tokenizer.end_of_text:
+        raise DataError(
+            f"{directory / DATASET_FILE} is damaged: end_of_text is {info.tokenizer.end_of_text}, "
+            f"the tokenizer's is {end_of_text}"
+        )
 
 
 def _why_missing(directory: Path) -> str:
+    if directory.exists() and not directory.is_dir():
+        return f"{directory} is not a folder: give the folder that `leviathan prep` made"
     if not directory.is_dir():
         return f"no data set at {directory}: there is no such folder (run `leviathan prep` first)"
     if (directory / WORK_FOLDER).exists():

@@ -11,15 +11,42 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from pydantic import BaseModel, Field, TypeAdapter
 
+from leviathan.data.format import DatasetInfo
 from leviathan.errors import DataError
 
 _OPEN_SHARDS = 64  # files kept open; a shuffle window touches few shards at a time
 
 OTHER_COLUMNS = {"first_document": "int", "n_valid": "int", "subsets": "ndarray:uint16"}
+
+
+class Hashes(BaseModel):
+    """Digests of a shard that `leviathan prep` asks the writer for."""
+
+    sha256: str
+
+
+class RawData(BaseModel):
+    """The file of a shard."""
+
+    basename: str
+    bytes: int
+    hashes: Hashes
+
+
+class ShardEntry(BaseModel):
+    """What we need of a shard's entry in `index.json`; the writer says more."""
+
+    samples: int = Field(ge=0)
+    column_names: list[str]
+    column_encodings: list[str]
+    raw_data: RawData
+
+
+_ENTRIES = TypeAdapter(list[ShardEntry])
 
 
 def columns(seq_len: int, dtype: str) -> dict[str, str]:
@@ -53,7 +80,7 @@ class Rows:
     def __init__(self, split_dir: Path) -> None:
         self.directory = split_dir
         self.shards = read_index(split_dir)
-        self.shard_rows = np.array([shard["samples"] for shard in self.shards], np.int64)
+        self.shard_rows = np.array([shard.samples for shard in self.shards], np.int64)
         self._ends = np.cumsum(self.shard_rows)
         self._open: Callable[[int], _Shard] = lru_cache(_OPEN_SHARDS)(self._open_shard)
 
@@ -68,16 +95,14 @@ class Rows:
         try:
             return self._open(shard).row(index)
         except (ValueError, IndexError, TypeError) as error:
-            file = self.directory / self.shards[shard]["raw_data"]["basename"]
+            file = self.directory / self.shards[shard].raw_data.basename
             raise DataError(f"{file}: row {index} is damaged ({error}): copy it again") from None
 
     def _open_shard(self, index: int) -> "_Shard":
-        return _Shard(
-            self.directory / self.shards[index]["raw_data"]["basename"], self.shards[index]
-        )
+        return _Shard(self.directory / self.shards[index].raw_data.basename, self.shards[index])
 
 
-def read_index(split_dir: Path) -> list[dict[str, Any]]:
+def read_index(split_dir: Path) -> list[ShardEntry]:
     """The shard entries of `index.json`, each checked against its file's size.
 
     Raises:
@@ -85,15 +110,15 @@ def read_index(split_dir: Path) -> list[dict[str, Any]]:
     """
     path = split_dir / "index.json"
     try:
-        shards = json.loads(path.read_bytes())["shards"]
-        expected = [(split_dir / s["raw_data"]["basename"], s["raw_data"]["bytes"]) for s in shards]
+        shards = _ENTRIES.validate_python(json.loads(path.read_bytes())["shards"])
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}: the data set is not complete") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise DataError(f"{path} is empty or damaged: copy or prepare the data set again") from None
     if not shards:
         raise DataError(f"{path} lists no shards: the data set is empty")
-    for file, size in expected:
+    for shard in shards:
+        file, size = split_dir / shard.raw_data.basename, shard.raw_data.bytes
         if not file.is_file():
             packed = next(file.parent.glob(f"{file.name}.*"), None)
             hint = f"only {packed.name} is there: unpack it" if packed else "copy it again"
@@ -106,14 +131,35 @@ def read_index(split_dir: Path) -> list[dict[str, Any]]:
     return shards
 
 
+def open_split(data: Path, info: DatasetInfo, name: str) -> Rows:
+    """The rows of a data set's split, once its index and dataset.json are known to agree.
+
+    Raises:
+        DataError: no such split, they disagree, or as `Rows`.
+    """
+    split = info.split(name)
+    rows = Rows(data / name)
+    if len(rows) != split.rows:
+        raise DataError(f"{data / name}: {len(rows)} rows, dataset.json says {split.rows}")
+    wanted = columns(info.seq_len, info.dtype)
+    for shard in rows.shards:
+        found = dict(zip(shard.column_names, shard.column_encodings, strict=False))
+        if found != wanted:
+            raise DataError(
+                f"{data / name}: {shard.raw_data.basename} has the columns {found}, but "
+                f"seq_len and dtype in dataset.json ask for {wanted}"
+            )
+    return rows
+
+
 class _Shard:
     """One open shard: uint32 n, uint32 offsets [n + 1], a JSON header, then the rows' bytes.
 
     Read, not mapped: a file that shrinks under a map kills the process.
     """
 
-    def __init__(self, path: Path, entry: dict[str, Any]) -> None:
-        found = dict(zip(entry["column_names"], entry["column_encodings"], strict=True))
+    def __init__(self, path: Path, entry: ShardEntry) -> None:
+        found = dict(zip(entry.column_names, entry.column_encodings, strict=True))
         tokens = found.get("tokens", "").split(":")
         others = {name: kind for name, kind in found.items() if name != "tokens"}
         if tokens[0] != "ndarray" or len(tokens) != 3 or others != OTHER_COLUMNS:
@@ -121,8 +167,8 @@ class _Shard:
         self._dtype, self._width = np.dtype(tokens[1]), int(tokens[2])
         self._file = path.open("rb", buffering=0)
         rows = int.from_bytes(self._read(0, 4), "little")
-        if rows != entry["samples"]:
-            raise DataError(f"{path}: holds {rows} rows, index.json says {entry['samples']}")
+        if rows != entry.samples:
+            raise DataError(f"{path}: holds {rows} rows, index.json says {entry.samples}")
         self._offsets = np.frombuffer(self._read(4, 4 * (rows + 2)), np.uint32)
 
     def _read(self, begin: int, end: int) -> bytes:
@@ -134,6 +180,8 @@ class _Shard:
         data = self._read(int(self._offsets[index]), int(self._offsets[index + 1]))
         subsets_end = 20 + int.from_bytes(data[:4], "little")
         first_document, n_valid = np.frombuffer(data, np.int64, 2, 4).tolist()
+        if not 0 < n_valid <= self._width:
+            raise ValueError(f"{n_valid} valid ids")
         # An array of free length begins with a byte (dimensions << 2 | width code) and its length.
         length_bytes = 1 << (data[20] & 3)
         subsets = np.frombuffer(data[21 + length_bytes : subsets_end], np.uint16)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from leviathan.config.schema import ModelConfig
 from leviathan.data.format import DatasetInfo
-from leviathan.data.mds import Row, Rows
+from leviathan.data.mds import Row, Rows, open_split
 from leviathan.data.order import RowOrder
 from leviathan.errors import DataError
 
@@ -82,7 +82,7 @@ class TrainStream:
         micro_batch_size: int,
     ) -> None:
         self.info = DatasetInfo.load(data_path)
-        self._rows = _open_split(data_path, self.info, "train")
+        self._rows = open_split(data_path, self.info, "train")
         _check_batch(self.info, global_batch_size)
         self._order = RowOrder(self._rows.shard_rows, self.info.fingerprint, seed, shuffle_window)
         self._global, self._micro = global_batch_size, micro_batch_size
@@ -132,7 +132,7 @@ def eval_batches(
         DataError: there is no such split, or it is damaged.
     """
     info = DatasetInfo.load(data_path)
-    rows = _open_split(data_path, info, split)
+    rows = open_split(data_path, info, split)
     maker = _BatchMaker(info, with_documents=True)
     share = -(-len(rows) // dp)
     size = min(micro_batch_size, share)
@@ -172,14 +172,6 @@ def _check_batch(info: DatasetInfo, global_batch_size: int) -> None:
         )
 
 
-def _open_split(data_path: Path, info: DatasetInfo, name: str) -> Rows:
-    expected = info.split(name).rows
-    rows = Rows(data_path / name)
-    if len(rows) != expected:
-        raise DataError(f"{data_path / name}: {len(rows)} rows, dataset.json says {expected}")
-    return rows
-
-
 class _BatchMaker:
     """Stacks rows into batches and finds the distinct ids, on the loader's CPU."""
 
@@ -204,6 +196,8 @@ class _BatchMaker:
                 ids = row.tokens[: row.n_valid]
                 index = np.zeros(row.n_valid, np.int64)
                 np.cumsum(ids[:-1] == end, out=index[1:])
+                if index[-1] >= len(row.subsets):
+                    raise DataError(f"{rows.directory}: row {number} is damaged: copy it again")
                 documents[place, : row.n_valid] = row.first_document + index
                 subsets[place, : row.n_valid] = row.subsets[index]
         inputs, targets = tokens[:, :-1], tokens[:, 1:]
@@ -212,6 +206,11 @@ class _BatchMaker:
             raise DataError(
                 f"{rows.directory}: id {largest} in rows {list(numbers)} is beyond the vocabulary "
                 f"of {self._info.vocab_size}: the shard is damaged or of another data set"
+            )
+        if subsets.max() >= len(self._info.subsets):
+            raise DataError(
+                f"{rows.directory}: rows {list(numbers)} are of more subsets than the "
+                f"{len(self._info.subsets)} that dataset.json names: one of them is damaged"
             )
         is_target = np.arange(1, shape[1]) < valid
         unique, inverse = _distinct(inputs, self._info.vocab_size)

@@ -19,7 +19,7 @@ import numpy as np
 import tiktoken
 
 from leviathan.console import progress_bar, say
-from leviathan.data.files import write_atomic
+from leviathan.data.files import check_file, write_atomic
 from leviathan.errors import DataError
 
 END_OF_TEXT = "<|endoftext|>"
@@ -219,13 +219,15 @@ def train_bpe(files: Sequence[str | Path], vocab_size: int, out: Path) -> dict[s
         `{"out", "entries", "vocab_size", "documents", "bytes_of_text", "fingerprint"}`.
 
     Raises:
-        DataError: nothing to read, or too little text for so many entries.
+        DataError: `out` cannot be written, nothing to read, or too little text for so many
+            entries.
     """
     from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
     from tokenizers import Tokenizer as HfTokenizer
 
     if vocab_size <= 256:
         raise DataError(f"vocab_size must be above the 256 single bytes, found {vocab_size}")
+    check_file(out)
     tally = {"documents": 0, "bytes_of_text": 0}
     bpe = HfTokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(  # pyright: ignore[reportAttributeAccessIssue]

@@ -8,11 +8,13 @@ import numpy as np
 from rich.table import Table
 
 from leviathan.console import as_text
+from leviathan.data.files import check_file
 from leviathan.data.format import COUNTS_FILE
 from leviathan.errors import DataError
 from leviathan.evaluate.scoring import (
     Loaded,
     data_identity,
+    describe,
     open_checkpoint,
     open_data,
     score_split,
@@ -48,6 +50,10 @@ def frequency(
         CheckpointError: no whole checkpoint there.
         DataError: the data set is damaged, empty, or does not fit a model.
     """
+    if out is not None:
+        check_file(out / "frequency.json")
+    for path in checkpoints:  # the last one's faults are told before the first one is scored
+        read_counts(data, open_data(describe(path), data, split).vocab_size)
     results, strata, labels = [], [], []
     for path in checkpoints:
         loaded = open_checkpoint(path)

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 
 from leviathan.checkpoint.layout import CHECKPOINTS, step_of
-from leviathan.checkpoint.load import read_model, whole_checkpoint
+from leviathan.checkpoint.load import read_model, read_run_config, whole_checkpoint
 from leviathan.config.schema import RunConfig
 from leviathan.console import progress_bar
+from leviathan.data.files import check_folder, write_atomic
 from leviathan.data.format import DatasetInfo
 from leviathan.data.stream import check_fits, eval_batches
 from leviathan.data.tokenizer import Tokenizer, load_tokenizer
@@ -22,14 +23,12 @@ from leviathan.model.transformer import IGNORE, CausalLM
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """A trained model with all that belongs to it."""
+class Described:
+    """A checkpoint, all but its weights."""
 
     directory: Path
-    model: CausalLM
     config: RunConfig
     tokenizer: Tokenizer
-    device: torch.device
 
     @property
     def step(self) -> int:
@@ -58,20 +57,42 @@ class Loaded:
             write_json(directory / name, result)
 
 
+@dataclass(frozen=True)
+class Loaded(Described):
+    """A trained model with all that belongs to it."""
+
+    model: CausalLM
+    device: torch.device
+
+
+def describe(path: Path) -> Described:
+    """What can be said of a checkpoint, and refused, before its weights are read.
+
+    Raises:
+        CheckpointError: missing, incomplete or damaged.
+        DataError: its tokenizer is damaged, or its run folder takes no results.
+    """
+    directory = whole_checkpoint(Path(path)).resolve()
+    found = Described(directory, read_run_config(directory), load_tokenizer(directory))
+    if (results := found.result_dir()) is not None:
+        check_folder(results)
+    return found
+
+
 def open_checkpoint(path: Path) -> Loaded:
     """Loads the model onto the GPU where there is one, and its tokenizer.
 
     Raises:
         CheckpointError: missing, incomplete, damaged, or of another model.
+        DataError: as `describe`.
     """
-    directory = whole_checkpoint(Path(path)).resolve()
-    model, config, _ = read_model(directory)
+    found = describe(path)
+    model, _, _ = read_model(found.directory)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    tokenizer = load_tokenizer(directory)
-    return Loaded(directory, model.to(device).eval(), config, tokenizer, device)
+    return Loaded(**vars(found), model=model.to(device).eval(), device=device)
 
 
-def open_data(loaded: Loaded, data: Path, split: str) -> DatasetInfo:
+def open_data(loaded: Described, data: Path, split: str) -> DatasetInfo:
     """The data set's description, once it is known that the model can be scored on it.
 
     Raises:
@@ -148,6 +169,4 @@ def data_identity(info: DatasetInfo, data: Path, split: str) -> dict[str, Any]:
 def write_json(file: Path, result: dict[str, Any]) -> None:
     """Writes one JSON file at once, so that a reader never meets half of it."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_name(file.name + ".tmp")
-    temporary.write_text(json.dumps(result, indent=1, allow_nan=False), encoding="utf-8")
-    temporary.replace(file)
+    write_atomic(file, json.dumps(result, indent=1, allow_nan=False).encode())

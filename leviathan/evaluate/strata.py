@@ -3,6 +3,7 @@
 Plain numpy, so that the report can read and pair what an evaluation left behind.
 """
 
+import io
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from leviathan.data.files import write_atomic
 from leviathan.errors import DataError
 
 Scale = Literal["absolute", "relative"]
@@ -94,7 +96,9 @@ class Strata:
         for scale in SCALES:
             arrays[f"nats_{scale}"] = self.nats[scale]
             arrays[f"tokens_{scale}"] = self.tokens[scale]
-        np.savez_compressed(path, allow_pickle=False, **arrays)
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, allow_pickle=False, **arrays)
+        write_atomic(path, buffer.getvalue())
 
     @classmethod
     def load(cls, path: Path) -> "Strata":

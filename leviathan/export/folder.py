@@ -8,17 +8,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from leviathan.data.files import check_folder
 from leviathan.errors import ConfigError
 
 MARKER = "export.json"  # tells a folder of ours, which may be replaced, from anybody else's
 
 
-@contextmanager
-def replacing(out: Path) -> Iterator[Path]:
-    """A temporary folder beside `out` that takes its place when the block ends without error.
+def check_out(out: Path) -> None:
+    """Refuses a place that an export cannot take.
 
     Raises:
         ConfigError: `out` is a file, or a folder with something else in it.
+        DataError: nothing can be written there.
     """
     if out.exists():
         if not out.is_dir():
@@ -28,6 +29,17 @@ def replacing(out: Path) -> Iterator[Path]:
                 f"{out} holds something that is no earlier export (it has no {MARKER}): "
                 "name a new folder, or empty this one"
             )
+    check_folder(out.absolute().parent)
+
+
+@contextmanager
+def replacing(out: Path) -> Iterator[Path]:
+    """A temporary folder beside `out` that takes its place when the block ends without error.
+
+    Raises:
+        ConfigError, DataError: as `check_out`.
+    """
+    check_out(out)
     draft = out.with_name(f".{out.name}.writing-{os.getpid()}")
     former = out.with_name(f".{out.name}.former-{os.getpid()}")
     try:

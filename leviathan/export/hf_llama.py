@@ -15,7 +15,7 @@ from leviathan.console import say
 from leviathan.data.tokenizer import END_OF_TEXT, Tokenizer, load_tokenizer
 from leviathan.errors import CheckpointError, ConfigError
 from leviathan.export.card import model_card
-from leviathan.export.folder import replacing, write_marker
+from leviathan.export.folder import check_out, replacing, write_marker
 from leviathan.model.transformer import CausalLM
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -53,6 +53,7 @@ def export(
         RuntimeError: the exported model differs from the native one; nothing is left behind.
     """
     directory = whole_checkpoint(checkpoint)
+    _check_request(Path(out), dtype)
     model, run, state = read_model(directory)
     tokenizer = load_tokenizer(directory)
     facts = run_facts(directory, run, state, tokenizer)
@@ -70,8 +71,7 @@ def export_model(
     verify: bool = False,
 ) -> dict[str, Any]:
     """As `export`, from a model in memory; `facts` go into the model card in their order."""
-    if dtype not in DTYPES:
-        raise ConfigError(f"--dtype {dtype!r}: expected one of {', '.join(DTYPES)}")
+    _check_request(Path(out), dtype)
     if tokenizer.vocab_size != config.vocab_size:
         raise CheckpointError(
             f"the tokenizer {tokenizer.name} has {tokenizer.vocab_size:,} ids, the model's "
@@ -94,6 +94,12 @@ def export_model(
         if verify:
             result |= compare(model, config, tokenizer, draft, dtype)
     return result | {"files": len(list(out.iterdir()))}
+
+
+def _check_request(out: Path, dtype: str) -> None:
+    if dtype not in DTYPES:
+        raise ConfigError(f"--dtype {dtype!r}: expected one of {', '.join(DTYPES)}")
+    check_out(out)
 
 
 def quiet_transformers() -> Any:

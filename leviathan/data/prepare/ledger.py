@@ -63,6 +63,8 @@ def _lock(path: Path) -> int:
 class Ledger:
     """The work folder of one preparation. Create it only while holding `sole_writer`.
 
+    Leaving its context removes the folder if no finished work would be lost.
+
     Raises:
         DataError: the folder holds something else, or another configuration's work.
     """
@@ -78,12 +80,27 @@ class Ledger:
                     f"{out} is not empty (it holds {', '.join(others[:5])}) and was not begun by "
                     "`leviathan prep`: choose another out, or empty it"
                 )
-            self.work.mkdir(exist_ok=True)
-            write_atomic(path, json.dumps(identity, indent=2).encode())
-        check_same(json.loads(path.read_bytes()), identity, out)
+            try:
+                self.work.mkdir(exist_ok=True)
+                write_atomic(path, json.dumps(identity, indent=2).encode())
+            except OSError:
+                shutil.rmtree(self.work, ignore_errors=True)
+                raise
+        try:
+            begun = dict(json.loads(path.read_bytes()))
+        except (ValueError, TypeError):
+            raise DataError(f"{path} is damaged: remove {self.work} and prepare again") from None
+        check_same(begun, identity, out)
+
+    def __enter__(self) -> "Ledger":
         self.parts.mkdir(exist_ok=True)
         for leftover in self.parts.glob("*.tmp"):
             shutil.rmtree(leftover)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.work.exists():
+            self._discard_if_empty()
 
     def finished(self, task: Task) -> PartInfo | None:
         """The part of `task` if it is there and its file has not changed since; else clears it."""
@@ -97,7 +114,7 @@ class Ledger:
         shutil.rmtree(task.part)
         return None
 
-    def discard_if_empty(self) -> None:
+    def _discard_if_empty(self) -> None:
         """Removes the work folder if no finished part has documents: nothing would be lost."""
         if not any(PartInfo.load(part).documents for part in self.parts.glob("?????")):
             shutil.rmtree(self.work)

@@ -38,6 +38,11 @@ class Part:
         """The part's table of documents."""
         return np.fromfile(self.folder / "documents", DOCUMENT_DTYPE)
 
+    def wanted(self, split: int) -> np.ndarray:
+        """Which of its documents go into `split`, bool [documents]."""
+        wanted = self.documents()["split"] == split
+        return wanted if self.keep is None else wanted & self.keep
+
 
 @dataclass(frozen=True)
 class _Block:
@@ -100,9 +105,7 @@ def _blocks(parts: Sequence[Part], split: int, dtype: str) -> Iterator[_Block]:
             continue
         ids = np.memmap(part.folder / "ids", np.dtype(dtype), mode="r")
         ends = np.cumsum(table["length"])
-        wanted = table["split"] == split
-        if part.keep is not None:
-            wanted &= part.keep
+        wanted = part.wanted(split)
         first = 0
         while first < len(table):
             begin = ends[first] - table["length"][first]

@@ -66,17 +66,14 @@ def prepare(config: PrepConfig) -> dict[str, Any]:
     with sole_writer(config.out):
         if is_finished(config.out):  # another process finished it between the look and the lock
             return _already_finished(config, inputs)
-        ledger = Ledger(config.out, identity)
         try:
-            return _prepare(config, inputs, tokenizer, ledger).summary()
+            with Ledger(config.out, identity) as ledger:
+                return _prepare(config, inputs, tokenizer, ledger).summary()
         except OSError as error:
             raise DataError(
                 f"preparing {config.out} stopped: {error}. Finished files are kept: repair the "
                 "cause and run the same command again."
             ) from error
-        finally:
-            if ledger.work.exists():
-                ledger.discard_if_empty()
 
 
 def _prepare(
@@ -150,7 +147,7 @@ def fingerprint(
 ) -> str:
     """sha256 over what the data set says: tokenizer, row length, subsets and every shard's hash."""
     shards = {
-        name: [shard["raw_data"]["hashes"]["sha256"] for shard in read_index(out / name)]
+        name: [shard.raw_data.hashes.sha256 for shard in read_index(out / name)]
         for name in sorted(splits)
     }
     content = [FORMAT_VERSION, tokenizer, seq_len, list(subsets), shards]
@@ -258,23 +255,26 @@ def _check_documents(infos: Sequence[PartInfo], config: PrepConfig) -> None:
 def _pack_all(
     parts: list[Part], tokenizer: Tokenizer, config: PrepConfig, ledger: Ledger
 ) -> dict[str, SplitInfo]:
-    tables = [part.documents() for part in parts]
+    if not any(part.wanted(TRAIN).any() for part in parts):
+        ledger.close()  # only another configuration helps, and that one cannot continue this work
+        raise DataError(
+            "no documents are left for training, all of them are held out: hold out fewer "
+            "(validation.paths, validation.fraction), or add files to source.paths"
+        )
     splits: dict[str, SplitInfo] = {}
-    total = sum(int(table["length"].sum()) for table in tables)
+    total = sum(int(part.documents()["length"].sum()) for part in parts)
     with progress_bar("packing (tokens)", total=total) as bar:
         for name, split in (("train", TRAIN), ("val", VAL)):
             folder = ledger.work / name
             shutil.rmtree(folder, ignore_errors=True)
             shutil.rmtree(config.out / name, ignore_errors=True)
-            if not any((table["split"] == split).any() for table in tables):
+            if not any(part.wanted(split).any() for part in parts):
                 continue
             info, counts = pack(parts, split, tokenizer, config.seq_len, folder, bar.advance)
             folder.rename(config.out / name)
             splits[name] = info
             if split == TRAIN:
                 _save_counts(config.out / COUNTS_FILE, counts)
-    if "train" not in splits:
-        raise DataError("no documents are left for training: all of them are held out")
     return splits
 
 

@@ -267,7 +267,7 @@ def _read_parquet(
             while block := file.read(_BUFFER):
                 digest.update(block)
     try:
-        with pyarrow.parquet.ParquetFile(path) as table:
+        with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as table:
             names = table.schema_arrow.names
             if "text" not in names:
                 raise DataError(f"{path}: no column 'text' (columns: {', '.join(names)})")
@@ -282,5 +282,7 @@ def _read_parquet(
                         yield BadLine(rows, 0, str(error))
                 if on_bytes is not None:
                     on_bytes(round(share * batch.num_rows))
-    except pyarrow.ArrowException as error:
+    except (pyarrow.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # the system's word on the file; a bad checksum is an OSError without a number
         raise DataError(f"{path}: damaged parquet file ({error})") from None

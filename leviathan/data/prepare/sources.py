@@ -31,6 +31,8 @@ def find_inputs(patterns: Sequence[str]) -> list[Path]:
         elif glob.has_magic(pattern):
             hits = map(Path, glob.glob(str(path), recursive=True))
             matches = _keep_corpus_files((hit for hit in hits if hit.is_file()), pattern)
+        elif path.exists():
+            raise DataError(f"{pattern} is not a regular file: give files, folders or globs")
         else:
             raise DataError(f"no such file or folder: {pattern} (in {Path.cwd()})")
         for match in matches:

@@ -135,6 +135,17 @@ def test_not_a_run(make_run: MakeRun, tmp_path: Path, missing: str) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_where_nothing_can_be_written(tmp_path: Path) -> None:
+    """Told before a run is read: this one is not even there."""
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "file", tmp_path / "file/deep"):
+        with pytest.raises(DataError, match=r"cannot write to .*file is not a folder"):
+            build_report([tmp_path / "nowhere"], out)
+    (tmp_path / "out/report.html").mkdir(parents=True)
+    with pytest.raises(DataError, match=r"report.html: it is a folder"):
+        build_report([tmp_path / "nowhere"], tmp_path / "out")
+
+
 def test_damaged_evaluation(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run("a")
     file = next(run.glob("evaluation/*/perplexity.json"))

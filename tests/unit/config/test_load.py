@@ -117,3 +117,48 @@ def test_broken_yaml_is_one_line(write, text):
 
 def test_missing_file():
     assert problems(Path("nowhere/run.yaml")) == ["nowhere/run.yaml: no such configuration file"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("run_dir: a\nseed: !!int abc\n", "run.yaml:2: not valid YAML: 'abc' is no int"),
+        ("a: !!bool maybe\n", "run.yaml:1: not valid YAML: 'maybe' is no bool"),
+        ("a: !!timestamp b\n", "is no timestamp"),
+        ('a: !!int ""\n', "is no int"),
+        ("a: 1\n? [b]\n: 2\n", "run.yaml:2: not valid YAML: a key must be a plain word"),
+        ("? {b: 1}\n: 2\n", "a key must be a plain word"),
+        ("a: " + "[" * 5_000 + "]" * 5_000, "nested too deeply"),
+        ("a: &a\n  b: *a\n", "refers to itself"),
+        ("a: &a [*a]\n", "refers to itself"),
+        ('a: "\\U00110000"\n', "run.yaml: not valid YAML"),
+        ("a: \0\n", "run.yaml: not valid YAML"),
+        ('extends: "a\\0b"\n', "cannot be read"),
+    ],
+)
+def test_what_yaml_stumbles_over_is_one_line(write, text, expected):
+    (line,) = problems(write(text))
+    assert expected in line
+    if text.startswith("a: ") and text.count("\n") < 2:
+        (line,) = problems(write(GOOD), f"data.path={text[3:].rstrip()}")
+        assert line.startswith("command line: data.path: ")
+
+
+def test_a_date_is_text(write):
+    config = load_config(write(GOOD), ["run_dir=2024-02-30", "data.path=2024-02-29"], RunConfig)
+    assert (config.run_dir, config.data.path) == (Path("2024-02-30"), Path("2024-02-29"))
+    assert parse_config(dump_config(config), RunConfig) == config
+
+
+def test_merge_keys_are_laid_under_their_section(write):
+    text = GOOD.replace("optim: {lr: 1e-3}", "optim: &o {lr: 1e-3, eps: 1e-7}")
+    extra = "engine:\n  extra:\n    a: &b {<<: *o, lr: 2}\n    c: {<<: [*b], eps: 3}\n"
+    extra = load_config(write(text + extra), [], RunConfig).engine.extra
+    assert extra == {"a": {"lr": 2, "eps": 1e-7}, "c": {"lr": 2, "eps": 3}}
+    assert "appears twice" in problems(write("a: &a {b: 1}\nc: {<<: *a, <<: *a}\n"))[0]
+
+
+def test_a_path_is_called_a_path(write):
+    assert problems(write(GOOD), "data.path=[1]") == [
+        "command line: data.path: found [1], expected a path"
+    ]

@@ -221,6 +221,10 @@ def test_duplicates(
     tokenizer = load_tokenizer(wanted.out)
     assert tokenizer.decode(stream_of(wanted.out / "train")) == "one<|endoftext|>"
     assert verify(wanted.out)["documents"] == 3
+    all_held_out = {"source": {"paths": paths[:1]}, "validation": {"paths": paths[1:2]}}
+    with pytest.raises(DataError, match="no documents are left for training"):
+        prepare(config(**all_held_out, drop_duplicates=True, out=tmp_path / "none"))
+    assert not (tmp_path / "none").exists()
 
 
 # ---------------------------------------------------------------- same bytes, whatever happens
@@ -435,4 +439,32 @@ def test_no_documents(config: Callable[..., PrepConfig], tmp_path: Path) -> None
         prepare(
             config(source={"paths": paths}, validation={"fraction": 0.9999999}, out=tmp_path / "v")
         )
-    assert not (tmp_path / "v/dataset.json").exists()
+    assert not (tmp_path / "v").exists()
+
+
+def test_a_full_disk_is_told_and_leaves_nothing(config: Callable[..., PrepConfig]) -> None:
+    """No file may grow: what a full disk is like, from the first byte on."""
+    wanted = config()
+    code = (
+        "import resource, sys\n"
+        "from leviathan.config.schema import PrepConfig\n"
+        "from leviathan.data.prepare import prepare\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))\n"
+        "prepare(PrepConfig.model_validate_json(sys.argv[1]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, wanted.model_dump_json()],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert f"DataError: preparing {wanted.out} stopped: " in done.stderr
+    assert not wanted.out.exists()
+
+
+def test_a_damaged_work_folder_is_told(config: Callable[..., PrepConfig]) -> None:
+    wanted = config()
+    (wanted.out / ".prep").mkdir(parents=True)
+    (wanted.out / ".prep/config.json").write_text("[")
+    with pytest.raises(DataError, match=r"config.json is damaged: remove"):
+        prepare(wanted)

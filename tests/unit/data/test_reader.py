@@ -84,6 +84,12 @@ def test_parquet(tmp_path: Path) -> None:
     write(path, path.read_bytes()[:-9])
     with pytest.raises(DataError, match="damaged parquet"):
         documents(path)
+    table = pyarrow.table({"text": ["needle in a column"] * 3})
+    pyarrow.parquet.write_table(table, path, compression="none", write_page_checksum=True)
+    assert b"needle" in path.read_bytes()
+    write(path, path.read_bytes().replace(b"needle", b"noodle"))
+    with pytest.raises(DataError, match="damaged parquet"):
+        documents(path)
 
 
 def test_offsets_lead_to_the_lines(tmp_path: Path) -> None:
@@ -198,6 +204,8 @@ def test_nothing_found(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("x")
     with pytest.raises(DataError, match="no such file or folder"):
         find_inputs([str(tmp_path / "nowhere")])
+    with pytest.raises(DataError, match="/dev/null is not a regular file"):
+        find_inputs(["/dev/null"])
     for pattern in (str(tmp_path), f"{tmp_path}/*.jsonl", f"{tmp_path}/*.txt"):
         with pytest.raises(DataError, match="no corpus files"):
             find_inputs([pattern])

@@ -2,7 +2,9 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import torch
 from leviathan.config.schema import ModelConfig
 from leviathan.data.format import DatasetInfo
 from leviathan.data.order import RowOrder, permutation
+from leviathan.data.prepare import verify
 from leviathan.data.stream import (
     FILLER,
     IGNORE,
@@ -249,6 +252,9 @@ def test_damaged_index(tiny_dataset: Path, tmp_path: Path, keep: float) -> None:
 def test_no_data_set(tiny_dataset: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such folder"):
         DatasetInfo.load(tmp_path / "nowhere")
+    (tmp_path / "p.yaml").write_text("")
+    with pytest.raises(DataError, match=r"p.yaml is not a folder"):
+        DatasetInfo.load(tmp_path / "p.yaml")
     data = damaged(tiny_dataset, tmp_path)
     (data / "dataset.json").write_text('{"format_version": 1')
     with pytest.raises(DataError, match=r"dataset.json is damaged"):
@@ -270,6 +276,82 @@ def test_a_tokenizer_that_does_not_fit(tiny_dataset: Path, tmp_path: Path) -> No
         stream(data)
     path.unlink()
     with pytest.raises(DataError, match=r"tokenizer.meta.json: missing"):
+        stream(data)
+    (data / "tokenizer.tiktoken").unlink()
+    with pytest.raises(DataError, match=r"tokenizer.tiktoken: missing"):
+        stream(data)
+
+
+def edit(file: Path, change: Callable[[Any], None]) -> None:
+    """Changes a JSON file as somebody with an editor would."""
+    content = json.loads(file.read_bytes())
+    change(content)
+    file.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d.update(vocab_size=-1), "vocab_size"),
+        (lambda d: d.update(dtype="uint32"), "dtype uint32 is not that of 601 ids"),
+        (lambda d: d["tokenizer"].update(end_of_text=9999), "end_of_text is beyond the 601"),
+        (lambda d: d["tokenizer"].update(end_of_text=5), "end_of_text is 5, the tokenizer's is"),
+        (lambda d: d.update(splits={}), "splits are train and val"),
+        (lambda d: d.update(subsets=[]), "subsets"),
+        (lambda d: d.update(documents=7), "documents is not the sum"),
+        (lambda d: d.update(seq_len=16), "splits.train: rows, ids, tokens and padded"),
+        (lambda d: d["splits"]["val"].update(rows=1), "splits.val: rows, ids, tokens and padded"),
+    ],
+)
+def test_edited_description(
+    tiny_dataset: Path, tmp_path: Path, change: Callable[[Any], None], message: str
+) -> None:
+    data = damaged(tiny_dataset, tmp_path)
+    edit(data / "dataset.json", change)
+    with pytest.raises(DataError, match=message):
+        DatasetInfo.load(data)
+
+
+def test_edits_that_only_the_rows_contradict(tiny_dataset: Path, tmp_path: Path) -> None:
+    data = damaged(tiny_dataset, tmp_path)
+    original = (data / "dataset.json").read_bytes()
+    edit(data / "dataset.json", lambda d: d["subsets"].pop())
+    with pytest.raises(DataError, match=r"more subsets than the 1 that dataset.json names"):
+        list(eval_batches(data, "val", 4))
+    with pytest.raises(DataError, match="beyond the vocabulary"):
+        verify(data)
+    (data / "dataset.json").write_bytes(original)
+    edit(data / "dataset.json", lambda d: d.update(vocab_size=700))
+    with pytest.raises(DataError, match="vocab_size is 700, the tokenizer has 601 ids"):
+        verify(data)
+    (data / "dataset.json").write_bytes(original)
+    edit(data / "dataset.json", lambda d: d["splits"]["val"].update(bytes_of_text=1))
+    with pytest.raises(DataError, match=r"val: \d+ bytes of text, dataset.json says 1"):
+        verify(data)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda shard: shard.pop("samples"),
+        lambda shard: shard.pop("column_names"),
+        lambda shard: shard["raw_data"].update(hashes={}),
+        lambda shard: shard.update(samples=-1),
+    ],
+)
+def test_edited_index(tiny_dataset: Path, tmp_path: Path, change: Callable[[Any], None]) -> None:
+    data = damaged(tiny_dataset, tmp_path)
+    edit(data / "train/index.json", lambda index: change(index["shards"][0]))
+    for use in (stream, verify):
+        with pytest.raises(DataError, match=r"train/index.json is empty or damaged"):
+            use(data)
+
+
+def test_columns_of_another_row_length(tiny_dataset: Path, tmp_path: Path) -> None:
+    data = damaged(tiny_dataset, tmp_path)
+    wide = ["int", "int", "ndarray:uint16", "ndarray:uint16:65"]
+    edit(data / "train/index.json", lambda i: i["shards"][0].update(column_encodings=wide))
+    with pytest.raises(DataError, match=r"seq_len and dtype in dataset.json ask for"):
         stream(data)
 
 

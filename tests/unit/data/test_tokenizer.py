@@ -87,6 +87,21 @@ def test_too_little_text(
     assert not out.exists()
 
 
+def test_where_nothing_can_be_written(tiny_corpus: Path, tmp_path: Path) -> None:
+    """Told before a text is read: the corpus named here is not even there."""
+    (tmp_path / "file").write_text("")
+    for out, reason in [
+        (tmp_path, "it is a folder"),
+        (tmp_path / "file/deep/t.tiktoken", "file is not a folder"),
+        (Path("/proc/nowhere/t.tiktoken"), "cannot write to"),
+    ]:
+        with pytest.raises(DataError, match=reason):
+            train_bpe([tmp_path / "nowhere"], 300, out)
+    with pytest.raises(DataError, match="no such file"):
+        train_bpe([tmp_path / "nowhere"], 300, tmp_path / "new/t.tiktoken")
+    assert not (tmp_path / "new").exists()
+
+
 def test_save_and_load_keep_everything(tiny_tokenizer: Path, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(tiny_tokenizer)
     tokenizer.save(tmp_path / "saved")

@@ -1,13 +1,14 @@
 """Loss by training frequency: nothing lost, nothing counted twice, pairs on the same targets."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from leviathan.data.format import DatasetInfo
-from leviathan.errors import DataError
+from leviathan.errors import CheckpointError, DataError
 from leviathan.evaluate.frequency import frequency, frequency_table, read_counts
 from leviathan.evaluate.perplexity import perplexity
 from leviathan.evaluate.strata import SCALES, Strata, paired_difference
@@ -71,3 +72,18 @@ def test_counts_of_another_vocabulary(tmp_path: Path) -> None:
     (tmp_path / "token_counts.npy").write_bytes(b"no array")
     with pytest.raises(DataError, match="prepare the data set again"):
         read_counts(tmp_path, 5)
+
+
+def test_everything_is_refused_before_anything_is_scored(
+    make_run: Callable[..., Path], tiny_dataset: Path, tmp_path: Path
+) -> None:
+    run = make_run(tiny_dataset)
+    with pytest.raises(CheckpointError, match="nowhere"):
+        frequency([run, tmp_path / "nowhere"], tiny_dataset)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"cannot write to .*file is not a folder"):
+        frequency([run], tiny_dataset, tmp_path / "file")
+    assert not (run / "evaluation").exists()
+    (run / "evaluation").write_text("")
+    with pytest.raises(DataError, match=r"evaluation is not a folder"):
+        perplexity(run, tiny_dataset)
