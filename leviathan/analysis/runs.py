@@ -12,6 +12,14 @@ from leviathan.config.load import read_yaml
 from leviathan.errors import DataError
 from leviathan.evaluate.strata import Strata
 
+# What the report reads of config.yaml, and of which type.
+_NEEDED: dict[str, type] = {
+    "model.embedding.kind": str,
+    "model.seq_len": int,
+    "train.steps": int,
+    "train.global_batch_size": int,
+    "data.path": str,
+}
 FINAL_SHARE = 0.1  # the "final" training loss is the mean over this last share of the steps
 
 
@@ -119,6 +127,12 @@ def load_run(path: Path) -> Run:
     step = int(evaluation.name.removeprefix("step-")) if evaluation else None
     results = evaluation or path / "evaluation"
     strata_file = results / "frequency.npz"
+    perplexity = read_json(results / "perplexity.json")
+    if perplexity is not None and not _is_number(perplexity.get("nats_per_token")):
+        raise DataError(
+            f"{results / 'perplexity.json'}: damaged (nats_per_token is no number); delete it and "
+            "evaluate again"
+        )
     tokenizer, data = _fingerprints(path, config, facts)
     return Run(
         path=path,
@@ -127,7 +141,7 @@ def load_run(path: Path) -> Run:
         validation=validation,
         facts=facts,
         evaluated_step=step,
-        perplexity=read_json(results / "perplexity.json"),
+        perplexity=perplexity,
         lm_eval=read_json(results / "lm_eval.json"),
         strata=Strata.load(strata_file) if strata_file.exists() else None,
         tokenizer=tokenizer,
@@ -145,7 +159,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
         return None
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: damaged ({error}); delete it and evaluate again") from error
     if not isinstance(value, dict):
         raise DataError(f"{path}: expected a JSON object, found {type(value).__name__}")
@@ -158,10 +172,29 @@ def _read_config(path: Path) -> dict[str, Any]:
         raise DataError(
             f"{path}: not a run folder (no config.yaml); give the run_dir of `leviathan train`"
         )
-    config = read_yaml(file.read_text(encoding="utf-8"), str(file))
-    if not {"model", "train"} <= config.keys():
-        raise DataError(f"{file}: not the resolved configuration of a run")
+    config = read_yaml(_read_text(file), str(file))
+    for dotted, kind in _NEEDED.items():
+        value: Any = config
+        for key in dotted.split("."):
+            value = value.get(key) if isinstance(value, dict) else None
+        if not isinstance(value, kind):
+            raise DataError(
+                f"{file}: not the resolved configuration of a run: {dotted} is missing or of "
+                "another kind"
+            )
     return config
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{file}: damaged: byte 0x{error.object[error.start]:02x} at {error.start:,} is no "
+            "valid UTF-8"
+        ) from None
 
 
 def _read_metrics(file: Path) -> tuple[dict[str, np.ndarray], np.ndarray]:
@@ -170,16 +203,16 @@ def _read_metrics(file: Path) -> tuple[dict[str, np.ndarray], np.ndarray]:
         raise DataError(f"{file}: missing; the run has not logged a step yet")
     logged: dict[int, dict[str, Any]] = {}
     validation: dict[int, float] = {}
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(_read_text(file).splitlines(), start=1):
         try:
             record = json.loads(line)
             step = int(record["step"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             # A run killed while writing leaves at most one torn line; it has no numbers to lose.
             if line.strip() and number == 1:
                 raise DataError(f"{file}: line 1 is no metrics record: {line[:80]!r}") from None
             continue
-        if "val_loss" in record:
+        if _is_number(record.get("val_loss")):
             validation[step] = float(record["val_loss"])
         if "loss" in record:
             logged[step] = record
@@ -193,7 +226,11 @@ def _read_metrics(file: Path) -> tuple[dict[str, np.ndarray], np.ndarray]:
 
 
 def _floats(values: Iterable[Any]) -> np.ndarray:
-    return np.array([value if isinstance(value, int | float) else np.nan for value in values])
+    return np.array([value if _is_number(value) else np.nan for value in values], float)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _newest(folders: Iterable[Path]) -> Path | None:
@@ -219,8 +256,10 @@ def _fingerprints(
     tokenizer = (read_json(newest / "tokenizer.meta.json") or {}) if newest else {}
     # A data set prepared anew at the same place would speak for itself, not for this run:
     # it is asked last.
-    info = read_json(Path(config.get("data", {}).get("path", "")) / "dataset.json") or {}
+    info = read_json(Path(config["data"]["path"]) / "dataset.json") or {}
+    of_data = info.get("tokenizer")
+    of_data = of_data.get("fingerprint") if isinstance(of_data, dict) else None
     return (
-        tokenizer.get("fingerprint") or info.get("tokenizer", {}).get("fingerprint"),
+        tokenizer.get("fingerprint") or of_data,
         facts.get("data_fingerprint") or info.get("fingerprint"),
     )

@@ -29,6 +29,7 @@ from rich.table import Table
 from leviathan.console import as_text, progress_bar, say
 from leviathan.data.tokenizer import Tokenizer
 from leviathan.errors import ConfigError, DataError
+from leviathan.evaluate.choices import check_task_files
 from leviathan.evaluate.offline import dataset_cache, offline
 from leviathan.evaluate.rows import Pair, RowScorer
 from leviathan.evaluate.scoring import open_checkpoint
@@ -177,14 +178,19 @@ def run_tasks(
 
     Raises:
         CheckpointError: no whole checkpoint there.
-        ConfigError: an unknown task, or a task of `eval/` without `task_data`.
-        DataError: a file of a task is missing, or a sample does not fit the model.
+        ConfigError: no or an unknown task, one of `eval/` without `task_data`, a limit below 1.
+        DataError: a file of a task is missing or damaged, or a sample does not fit the model.
     """
+    if not tasks:
+        raise ConfigError("no task is named: give --tasks, as in `--tasks next_line`")
+    if limit is not None and limit < 1:
+        raise ConfigError(f"--limit {limit}: expected 1 or more samples a task")
+    own = _own_tasks(tasks, task_data)
     loaded = open_checkpoint(checkpoint)
     model = LeviathanLM(loaded.model, loaded.tokenizer, batch_size)
     network = nullcontext() if task_data is None else offline()
     with TemporaryDirectory() as scratch, network:
-        found = _load_tasks(list(tasks), task_data, Path(scratch))
+        found = _load_tasks(list(tasks), own, Path(scratch))
         for task in found["tasks"].values():
             if task.get_config("num_fewshot") is None:
                 task.set_config(key="num_fewshot", value=0)
@@ -227,26 +233,39 @@ def results_table(result: dict[str, Any]) -> str:
     return as_text(table)
 
 
-def _load_tasks(names: list[str], task_data: Path | None, scratch: Path) -> Any:
+def _own_tasks(names: Sequence[str], task_data: Path | None) -> dict[str, str]:
+    """The definitions of those tasks that `eval/` has, their files found and read through."""
+    own: dict[str, str] = {}
+    for name in names:
+        file = TASKS / f"{name}.yaml"
+        if name not in _defined():
+            continue
+        if task_data is None:
+            raise ConfigError(
+                f"task {name} reads files: give the folder they lie in with --task-data DIR"
+            )
+        text = file.read_text(encoding="utf-8")
+        own[name] = text.replace(TASK_DATA, str(Path(task_data).resolve()))
+        check_task_files(own[name])
+    return own
+
+
+def _defined() -> list[str]:
+    return sorted(file.stem for file in TASKS.glob("*.yaml"))
+
+
+def _load_tasks(names: list[str], own: dict[str, str], scratch: Path) -> Any:
     """The tasks; lm-eval's own tree is indexed (about 20 s) only for a name that is not ours."""
-    own = {file.stem: file for file in sorted(TASKS.glob("*.yaml"))}
-    local = [name for name in names if name in own]
-    if local and task_data is None:
-        raise ConfigError(
-            f"task {local[0]} reads files: give the folder they lie in with --task-data DIR"
-        )
-    for name in local:
-        text = own[name].read_text(encoding="utf-8")
-        text = text.replace(TASK_DATA, str(Path(task_data or "").resolve()))
+    for name, text in own.items():
         (scratch / f"{name}.yaml").write_text(text, encoding="utf-8")
-    manager = TaskManager(include_path=scratch, include_defaults=len(local) < len(names))
+    manager = TaskManager(include_path=scratch, include_defaults=not own.keys() >= set(names))
     for name in names:
         if name not in manager.task_index:
-            near = difflib.get_close_matches(name, manager.all_tasks, n=1)
+            near = difflib.get_close_matches(name, [*_defined(), *manager.all_tasks], n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise ConfigError(
-                f"no task {name!r}; {hint}eval/ defines {', '.join(own) or 'none'}, and lm-eval's "
-                "own are listed by `lm-eval ls tasks`"
+                f"no task {name!r}; {hint}eval/ defines {', '.join(_defined()) or 'none'}, and "
+                "lm-eval's own are listed by `lm-eval ls tasks`"
             )
     datasets.disable_progress_bars()  # small files; their bars would only blur ours
     try:

@@ -135,6 +135,29 @@ def test_not_a_run(make_run: MakeRun, tmp_path: Path, missing: str) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_losses_that_are_no_numbers_are_skipped(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run("a", evaluated=False)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 200, "val_loss": None}) + "\n")
+    last = build_report([run], tmp_path / "out")["runs"][0]["validation_loss"]
+    assert last == pytest.approx(4.95 + 4.1 * np.exp(-200 / 45))
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl"])
+def test_a_file_that_is_no_text(make_run: MakeRun, tmp_path: Path, name: str) -> None:
+    run = make_run("a")
+    (run / name).write_bytes(b"a: 1\n\xff" + (run / name).read_bytes())
+    with pytest.raises(DataError, match=rf"{name}: damaged: byte 0xff at 5"):
+        build_report([run], tmp_path / "out")
+
+
+def test_a_configuration_without_what_the_report_needs(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run("a")
+    (run / "config.yaml").write_text("model: {}\ntrain: {}\n")
+    with pytest.raises(DataError, match=r"config.yaml: .*model.embedding.kind is missing"):
+        build_report([run], tmp_path / "out")
+
+
 def test_where_nothing_can_be_written(tmp_path: Path) -> None:
     """Told before a run is read: this one is not even there."""
     (tmp_path / "file").write_text("")
@@ -149,9 +172,10 @@ def test_where_nothing_can_be_written(tmp_path: Path) -> None:
 def test_damaged_evaluation(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run("a")
     file = next(run.glob("evaluation/*/perplexity.json"))
-    file.write_text('{"nats_per_token": 5')
-    with pytest.raises(DataError, match=r"perplexity\.json: damaged"):
-        build_report([run], tmp_path / "out")
+    for text in ('{"nats_per_token": 5', "{}", '{"nats_per_token": null}'):
+        file.write_text(text)
+        with pytest.raises(DataError, match=r"perplexity\.json: damaged"):
+            build_report([run], tmp_path / "out")
 
 
 def test_needs_no_torch() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from lm_eval.api.instance import Instance
 
-from leviathan.errors import ConfigError, DataError
+from leviathan.errors import CheckpointError, ConfigError, DataError
 from leviathan.evaluate.harness import LeviathanLM, results_table, run_tasks
 from leviathan.evaluate.scoring import Loaded, open_checkpoint
 
@@ -222,3 +222,42 @@ def test_local_task_without_its_data(runs: dict[str, Path], tmp_path: Path) -> N
         run_tasks(runs["tied"], ["next_line"])
     with pytest.raises(DataError, match=r"choices\.jsonl"):
         run_tasks(runs["tied"], ["next_line"], tmp_path)
+
+
+ITEM = {"context": "x", "choices": ["a", "b"], "answer": 0}
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("", "holds no items"),
+        ("hello", r"choices.jsonl:1: not JSON"),
+        (json.dumps({"a": 1}), "expected the columns context, choices and answer, found a"),
+        (json.dumps({"context": "x", "choices": ["a", "b"]}), "found context, choices"),
+        (json.dumps(ITEM | {"context": None}), "context: expected a text, found None"),
+        (json.dumps(ITEM | {"choices": "ab"}), "choices: expected a list of two or more texts"),
+        (json.dumps(ITEM | {"choices": ["a", ""]}), "choices: expected a list of two or more"),
+        (json.dumps(ITEM) + "\n" + json.dumps(ITEM | {"answer": 2}), "jsonl:2: answer: .*0 to 1"),
+    ],
+)
+def test_items_that_would_be_scored_as_something_else(
+    runs: dict[str, Path], tmp_path: Path, content: str, reason: str
+) -> None:
+    (tmp_path / "choices.jsonl").write_text(content)
+    with pytest.raises(DataError, match=reason):
+        run_tasks(runs["tied"], ["next_line"], tmp_path)
+
+
+def test_requests_that_mean_nothing(runs: dict[str, Path], choices: Path) -> None:
+    with pytest.raises(ConfigError, match="no task is named"):
+        run_tasks(runs["tied"], [], choices)
+    with pytest.raises(ConfigError, match="--limit 0"):
+        run_tasks(runs["tied"], ["next_line"], choices, limit=0)
+    with pytest.raises(CheckpointError, match="holds no complete checkpoint"):
+        run_tasks(choices, ["next_line"], choices)
+
+
+@pytest.mark.usefixtures("no_network")
+def test_unknown_task(runs: dict[str, Path], choices: Path) -> None:
+    with pytest.raises(ConfigError, match="no task 'next_lin'; did you mean 'next_line'"):
+        run_tasks(runs["tied"], ["next_lin"], choices)

@@ -1,0 +1,72 @@
+"""Checks the files of our own multiple-choice tasks before lm-eval reads them.
+
+lm-eval takes the name of a missing column for a text, and a missing answer for a wrong one: the
+score would be a number all the same.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from leviathan.errors import DataError
+
+
+def check_task_files(definition: str) -> None:
+    """Reads every file that a task's YAML names under `data_files`.
+
+    Args:
+        definition: the task's YAML, `${task_data}` filled in.
+
+    Raises:
+        DataError: a file is missing, empty, or has a line that is no item of the task.
+    """
+    try:
+        task = yaml.safe_load(definition)
+        files = list(task["dataset_kwargs"]["data_files"].values())
+    except (yaml.YAMLError, LookupError, TypeError, AttributeError):
+        return  # a task of another make: lm-eval's to judge
+    columns = {kind: task.get(f"doc_to_{kind}") for kind in ("text", "choice", "target")}
+    plain = all(isinstance(name, str) and name.isidentifier() for name in columns.values())
+    for file in files:
+        if not Path(file).is_file():
+            raise DataError(
+                f"{file}: no such file; --task-data names the folder that {task['task']} reads"
+            )
+        if plain and task.get("output_type") == "multiple_choice":
+            _check_items(Path(file), columns)
+
+
+def _check_items(file: Path, columns: Mapping[str, str]) -> None:
+    items = 0
+    for number, line in enumerate(file.read_bytes().splitlines(), 1):
+        if not line.strip():
+            continue
+        items += 1
+        try:
+            item = json.loads(line.decode())
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{file}:{number}: not JSON ({error})") from None
+        if problem := _problem(item, columns):
+            raise DataError(f"{file}:{number}: {problem}")
+    if not items:
+        raise DataError(f"{file}: holds no items")
+
+
+def _problem(item: Any, columns: Mapping[str, str]) -> str | None:
+    """What keeps a line from being an item, None where nothing does."""
+    text, choice, target = columns["text"], columns["choice"], columns["target"]
+    if not isinstance(item, dict) or not {text, choice, target} <= item.keys():
+        found = ", ".join(map(str, item)) if isinstance(item, dict) else type(item).__name__
+        return f"expected the columns {text}, {choice} and {target}, found {found or 'none'}"
+    choices, answer = item[choice], item[target]
+    if not isinstance(item[text], str):
+        return f"{text}: expected a text, found {item[text]!r:.60}"
+    texts = isinstance(choices, list) and all(isinstance(part, str) and part for part in choices)
+    if not texts or len(choices) < 2:
+        return f"{choice}: expected a list of two or more texts, found {choices!r:.60}"
+    if type(answer) is not int or not 0 <= answer < len(choices):
+        return f"{target}: expected 0 to {len(choices) - 1}, found {answer!r:.60}"
+    return None
