@@ -70,5 +70,7 @@ def test_damaged_checkpoint(make_run: Callable[..., Path], tiny_dataset: Path) -
     part = next((run / "checkpoints" / "step-00000020").glob("*.distcp"))
     part.write_bytes(part.read_bytes()[:-100])
     with pytest.raises(CheckpointError, match=part.name):
+        perplexity(part.parent, tiny_dataset)
+    with pytest.raises(CheckpointError, match="every checkpoint in it is damaged"):
         perplexity(run, tiny_dataset)
     assert not (run / "evaluation").exists()
