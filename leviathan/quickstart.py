@@ -78,7 +78,7 @@ def run(*command: str | Path) -> None:
     finish(start(*command), command)
 
 
-def start(*command: str | Path) -> subprocess.Popen[bytes]:
+def start(*command: str | Path, process_group: int | None = None) -> subprocess.Popen[bytes]:
     """Shows a command and starts it; `leviathan` and `deepspeed` are those of this Python."""
     shown = shlex.join(str(part) for part in command)
     say(f"$ {shown}", style="bold")
@@ -90,7 +90,9 @@ def start(*command: str | Path) -> subprocess.Popen[bytes]:
     environment = dict(os.environ)
     if not Path("/dev/nvidiactl").exists():
         environment.setdefault("DS_ACCELERATOR", "cpu")  # else every process warns that it is so
-    return subprocess.Popen([*head, *map(str, command[1:])], env=environment)
+    return subprocess.Popen(
+        [*head, *map(str, command[1:])], env=environment, process_group=process_group
+    )
 
 
 def finish(process: subprocess.Popen[bytes], command: Sequence[str | Path]) -> None:
@@ -195,14 +197,17 @@ class Quickstart:
             *self.size.overrides,
             *overrides,
         )
-        process = start(*command)
+        # In a process group of its own: Ctrl-C is for the quickstart, which then ends the launcher;
+        # its ranks notice, save and end.
+        process = start(*command, process_group=0)
         try:
             if interrupt_at is not None:
                 self._interrupt(process, run_dir, interrupt_at)
             finish(process, command)
         except KeyboardInterrupt:
-            with suppress(KeyboardInterrupt):
-                process.wait()  # the launcher passes Ctrl-C on; the ranks save and end
+            say("\nInterrupted: the ranks save and end.", style="yellow")
+            process.terminate()
+            process.wait()
             raise
 
     @staticmethod
@@ -216,10 +221,13 @@ class Quickstart:
             os.kill(pid, signal.SIGTERM)
 
     def _train_tied(self) -> None:
-        self._launch(self.tied, "model.embedding.kind=tied")
+        if not is_complete(self.tied, total_steps(self.size)):
+            self._launch(self.tied, "model.embedding.kind=tied")
 
     def _train_leviathan(self) -> None:
         half = total_steps(self.size) // 2
+        if is_complete(self.leviathan, total_steps(self.size)):
+            return
         if last_step(self.leviathan) < half:
             self._launch(self.leviathan, interrupt_at=half)
             say("Interrupted, saved. The same command again:")
@@ -231,10 +239,12 @@ class Quickstart:
         short = (f"train.steps={steps}", "train.log_every=1", "optim.warmup_steps=2")
         short = (*short, "train.eval_every=0", "checkpoint.every=0")
         whole, broken = self.out / "runs" / "twin-whole", self.out / "runs" / "twin-resumed"
-        self._launch(whole, *short)
-        if last_step(broken) < steps // 2:
-            self._launch(broken, *short, interrupt_at=steps // 2)
-        self._launch(broken, *short)
+        if not is_complete(whole, steps):
+            self._launch(whole, *short)
+        if not is_complete(broken, steps):
+            if last_step(broken) < steps // 2:
+                self._launch(broken, *short, interrupt_at=steps // 2)
+            self._launch(broken, *short)
         losses = [logged(path, "loss") for path in (whole, broken)]
         if losses[0] != losses[1] or len(losses[0]) != steps:
             raise StepFailed(f"the losses of {whole} and {broken} differ: {losses}")
@@ -243,14 +253,28 @@ class Quickstart:
     # ------------------------------------------------------------ after training
 
     def _evaluate(self) -> None:
-        for run_dir in (self.tied, self.leviathan):
-            run("leviathan", "perplexity", run_dir, self.data)
-        for run_dir in (self.tied, self.leviathan):
+        arms = (self.tied, self.leviathan)
+        for run_dir in arms:
+            if not self._is_filed(run_dir, "perplexity.json"):
+                run("leviathan", "perplexity", run_dir, self.data)
+        for run_dir in arms:
             options = ("--tasks", "next_line", "--task-data", self.corpus)
-            run("leviathan", "eval", run_dir, *options)
-        run("leviathan", "frequency", self.tied, self.leviathan, "--data", self.data)
+            if not self._is_filed(run_dir, "lm_eval.json"):
+                run("leviathan", "eval", run_dir, *options)
+        if not all(self._is_filed(run_dir, "frequency.json") for run_dir in arms):
+            run("leviathan", "frequency", *arms, "--data", self.data)
+
+    def _is_filed(self, run_dir: Path, name: str) -> bool:
+        """Whether an evaluation of the last step is there already."""
+        path = run_dir / "evaluation" / f"step-{total_steps(self.size):08d}" / name
+        if path.exists():
+            say(f"{path} is there already")
+        return path.exists()
 
     def _export(self) -> None:
+        if (self.out / "export" / "export.json").exists():
+            say(f"{self.out / 'export'} is there already")
+            return
         run("leviathan", "export", self.leviathan, self.out / "export", "--verify")
 
     def _report(self) -> None:
@@ -269,6 +293,14 @@ def logged(run_dir: Path, key: str) -> dict[int, float]:
 def last_step(run_dir: Path) -> int:
     """The last step a run has logged, 0 before the first."""
     return max(logged(run_dir, "loss"), default=0)
+
+
+def is_complete(run_dir: Path, steps: int) -> bool:
+    """Whether a run has its last checkpoint, so that nothing need be launched."""
+    manifest = run_dir / "checkpoints" / f"step-{steps:08d}" / "manifest.json"
+    if manifest.exists():
+        say(f"{run_dir}: complete after {steps:,} steps")
+    return manifest.exists()
 
 
 def total_steps(size: Size) -> int:
@@ -293,7 +325,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(f"error: {error}", style="red")
         return 2
     except KeyboardInterrupt:
-        say("\nInterrupted. `make quickstart` again continues where it stopped.", style="yellow")
+        say("\nInterrupted. The same command again continues where it stopped.", style="yellow")
         return 130
     return 0
 

@@ -17,17 +17,19 @@ def verdict(
     elif pairing["note"]:
         sentences.append(pairing["note"])
     tokens = max(row["tokens"] for row in rows)
+    same = tokens == min(row["tokens"] for row in rows)
     runs = "This run" if len(rows) == 1 else "Each of these runs"
+    amount = _count(tokens) if same else f"at most {_count(tokens)}"
     if tokens < SMALL_RUN_TOKENS:
         sentences.append(
-            f"{runs} saw {_count(tokens)} tokens. A run of this size shows that the mechanics work "
+            f"{runs} saw {amount} tokens. A run of this size shows that the mechanics work "
             "and yields paired data; it does not show which model is better: in the published "
             "comparison the order of the smallest models still changed after about 3 billion "
             "tokens."
         )
     elif len(rows) > 1:
         sentences.append(
-            f"{runs} saw {_count(tokens)} tokens, with one seed each: the luck of a seed is part "
+            f"{runs} saw {amount} tokens, with one seed each: the luck of a seed is part "
             "of every difference here, and no interval on this page covers it."
         )
     return " ".join(sentences)

@@ -21,6 +21,14 @@ PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0, strict=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, strict=False)]
 Beta = Annotated[float, Field(ge=0, lt=1, strict=False)]
-UserPath = Annotated[Path, Field(strict=False)]
+
+
+def _usable_path(value: Any) -> Any:
+    if isinstance(value, str) and (not value or "\0" in value):
+        raise ValueError(f"found {value!r}, expected a path")
+    return value
+
+
+UserPath = Annotated[Path, Field(strict=False), BeforeValidator(_usable_path)]
 # One path may be written without the brackets of a list.
 Paths = Annotated[list[str], BeforeValidator(lambda v: [v] if isinstance(v, str) else v)]

@@ -48,6 +48,11 @@ def train(config: RunConfig) -> None:
 
 def _run(plan: RunPlan, mesh: Mesh, info: DatasetInfo, start: Start, signal: StopSignal) -> None:
     config, steps = plan.config, plan.config.train.steps
+    size = account(config.model)
+    say(
+        f"{size.kind}: {size.total:,} parameters on {mesh.world_size} rank(s), {steps:,} steps of "
+        f"{config.train.global_batch_size * config.model.seq_len:,} tokens; starting the engine"
+    )
     engine = build_engine(lambda: new_model(config), plan, mesh)
     if start.checkpoint:
         engine.load(start.checkpoint)
@@ -59,7 +64,7 @@ def _run(plan: RunPlan, mesh: Mesh, info: DatasetInfo, start: Start, signal: Sto
             start.step,
             start.tokens,
             start.skipped,
-            account(config.model).flops_per_token,
+            size.flops_per_token,
             mesh.world_size,
             writes=mesh.rank == 0,
         )

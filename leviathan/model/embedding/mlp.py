@@ -1,5 +1,6 @@
 """The two-layer SiLU MLP that makes a token's vector of its seed."""
 
+from abc import abstractmethod
 from collections.abc import Mapping
 
 import torch
@@ -25,9 +26,9 @@ class SeedMLPEmbedding(InputEmbedding):
         self.hidden_bias = nn.Parameter(torch.empty(hidden))
         self.out_weight = nn.Parameter(torch.empty(config.d_model, hidden))
 
+    @abstractmethod
     def seeds(self, ids: Tensor) -> Tensor:
         """What stands for each of the ids `[N]`: `[N, seed]`, of unit variance at step 0."""
-        raise NotImplementedError
 
     def initial(self, config: ModelConfig) -> Mapping[str, Normal]:
         """Arguments of SiLU with unit variance: at the backbone's 0.02 it would be a line.

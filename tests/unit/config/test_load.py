@@ -68,6 +68,7 @@ def test_every_problem_is_reported_with_line_and_spelling(write):
     [
         ("train.steps=ten", "found 'ten', expected a valid integer"),
         ("train.steps=0", "greater than 0"),
+        ("run_dir=''", "run_dir: found '', expected a path"),
         ("optim.lr=.inf", "optim.lr: found inf"),
         ("optim.betas=[0.9, 2]", "less than 1"),
         ("train=3", "expected a section"),
