@@ -84,40 +84,6 @@ def test_gradients_of_every_parameter(make_model):
     assert torch.autograd.gradcheck(embed, values)
 
 
-@pytest.mark.parametrize("kind", ["tied", "leviathan"])
-@pytest.mark.parametrize("wrong", [-1, 96, 124, 10**9])
-def test_id_outside_the_vocabulary_is_an_error(make_model, kind, wrong):
-    """96 … 124 have digits (5³ = 125) and must not slip through for that."""
-    embedding = make_model(kind).model.embed_tokens
-    with pytest.raises(IndexError, match=r"outside the vocabulary \[0, 96\)"):
-        embedding(torch.tensor([[0, wrong]]))
-
-
-@pytest.mark.parametrize("kind", ["tied", "leviathan"])
-def test_unique_ids_of_the_loader_change_nothing(make_model, kind):
-    embedding = make_model(kind).model.embed_tokens
-    ids = torch.tensor([[3, 95, 3], [0, 3, 95]])
-    padded = torch.tensor([0, 3, 95, 95, 95])
-    inverse = torch.searchsorted(padded, ids)
-    expected = embedding(ids)
-    assert expected.shape == (2, 3, 32)
-    torch.testing.assert_close(embedding(ids, padded, inverse), expected)
-    loss = embedding(ids, padded, inverse).square().sum()
-    grads = torch.autograd.grad(loss, list(embedding.parameters()))
-    plain = torch.autograd.grad(embedding(ids).square().sum(), list(embedding.parameters()))
-    for ours, theirs in zip(grads, plain, strict=True):
-        torch.testing.assert_close(ours, theirs)
-
-
-@pytest.mark.parametrize("kind", ["tied", "leviathan"])
-def test_materialise_is_forward_of_every_id(make_model, kind):
-    embedding = make_model(kind).model.embed_tokens
-    table = embedding.materialise(chunk=7)
-    torch.testing.assert_close(table, embedding(torch.arange(96)[None])[0])
-    assert not table.requires_grad
-    assert embedding.materialise(torch.bfloat16).dtype == torch.bfloat16
-
-
 @pytest.mark.parametrize("wanted", [0.02, 0.5])
 def test_embedding_init_std_is_met(make_model, wanted):
     table = make_model(lev={"embedding_init_std": wanted}).model.embed_tokens.materialise()
