@@ -15,7 +15,7 @@ from typing import Annotated, Any, NoReturn, TypeVar
 import typer
 from pydantic import BaseModel
 
-from leviathan.config.load import load_config, read_config
+from leviathan.config.load import load_config, read_config, validate
 from leviathan.config.schema import ModelFile, PrepConfig, RunConfig
 from leviathan.console import console, say
 from leviathan.errors import CheckpointError, LeviathanError
@@ -144,9 +144,9 @@ def params(config: Config, overrides: Overrides = None, as_json: AsJson = False)
     """
     from dataclasses import asdict
 
-    data, _ = read_config(config, overrides or [])
+    data, origins = read_config(config, overrides or [])
     schema: type[ModelFile | RunConfig] = RunConfig if set(data) - {"model"} else ModelFile
-    model = load_config(config, overrides or [], schema).model
+    model = validate(data, schema, str(config), origins).model
     from leviathan.model.accounting import account
 
     _show(asdict(account(model)), as_json)

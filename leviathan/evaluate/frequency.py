@@ -15,7 +15,7 @@ from leviathan.evaluate.scoring import (
     Loaded,
     data_identity,
     describe,
-    open_checkpoint,
+    load_described,
     open_data,
     score_split,
     write_json,
@@ -52,11 +52,12 @@ def frequency(
     """
     if out is not None:
         check_file(out / "frequency.json")
-    for path in checkpoints:  # the last one's faults are told before the first one is scored
-        read_counts(data, open_data(describe(path), data, split).vocab_size)
+    described = [describe(path) for path in checkpoints]
+    for found in described:  # the last one's faults are told before the first one is scored
+        read_counts(data, open_data(found, data, split).vocab_size)
     results, strata, labels = [], [], []
-    for path in checkpoints:
-        loaded = open_checkpoint(path)
+    for found in described:
+        loaded = load_described(found)
         labels.append(_label(loaded, labels))
         strata.append(_score(loaded, data, split, batch_size, labels[-1]))
         results.append({"label": labels[-1], **_tables(strata[-1]), **loaded.identity})

@@ -86,7 +86,15 @@ def open_checkpoint(path: Path) -> Loaded:
         CheckpointError: missing, incomplete, damaged, or of another model.
         DataError: as `describe`.
     """
-    found = describe(path)
+    return load_described(describe(path))
+
+
+def load_described(found: Described) -> Loaded:
+    """The weights to what `describe` has verified, on the GPU where there is one.
+
+    Raises:
+        CheckpointError: of another model than its configuration.
+    """
     model, _, _ = read_model(found.directory)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return Loaded(**vars(found), model=model.to(device).eval(), device=device)
