@@ -62,7 +62,8 @@ def perplexity(
 def perplexity_table(result: dict[str, Any]) -> str:
     """The result as text: the whole split first, then its subsets."""
     split, step = result["data"]["split"], result["step"]
-    table = Table(title=f"Step {step:,} on the {split} split", title_justify="left")
+    name = Path(result["checkpoint"]).name if step is None else f"Step {step:,}"
+    table = Table(title=f"{name} on the {split} split", title_justify="left")
     for head in ("", "nats per token", "perplexity", "bits per byte", "tokens"):
         table.add_column(head, justify="right" if head else "left")
     for name, figures in {"all": result, **result["by_subset"]}.items():

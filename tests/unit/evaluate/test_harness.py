@@ -47,7 +47,7 @@ def model_of(loaded: Loaded, batch_size: int = 4) -> LeviathanLM:
 
 def plain(loaded: Loaded, context: list[int], continuation: list[int]) -> tuple[float, bool]:
     """One forward pass over exactly these ids, full log-softmax."""
-    ids = (context + continuation)[-(loaded.config.model.seq_len + 1) :]
+    ids = (context + continuation)[-(loaded.model_config.seq_len + 1) :]
     logits = loaded.model.logits(torch.tensor([ids[:-1]]))[0].double()
     logits = logits[-len(continuation) :].log_softmax(-1)
     picked = logits[range(len(continuation)), continuation]
@@ -59,8 +59,9 @@ def test_loglikelihood_is_that_of_a_document_start(loaded: Loaded) -> None:
     found = model.loglikelihood(requests("loglikelihood", PAIRS))
     encode, end = loaded.tokenizer.encode, loaded.tokenizer.end_of_text
     for (context, continuation), (value, greedy) in zip(PAIRS, found, strict=True):
-        kept = context.rstrip()
-        expected = plain(loaded, [end, *encode(kept)], encode(context[len(kept) :] + continuation))
+        before = encode(context.rstrip())
+        rest = encode(context + continuation)[len(before) :]  # as lm-eval cuts it
+        expected = plain(loaded, [end, *before], rest)
         assert value == pytest.approx(expected[0], abs=TOLERANCE)
         assert greedy == expected[1]
     assert model.rows.truncated == 1  # the 30 imports
@@ -102,7 +103,7 @@ def test_rolling_scores_each_token_once(loaded: Loaded) -> None:
         assert windows[0][0] == [end]
         before = 0
         for context, scored in windows:
-            assert len(context) + len(scored) <= loaded.config.model.seq_len + 1
+            assert len(context) + len(scored) <= loaded.model_config.seq_len + 1
             if before:  # later windows begin inside the text, as rows of the training data do
                 assert context == ids[before - len(context) : before]
             before += len(scored)
