@@ -24,6 +24,7 @@ from leviathan.evaluate.llama_folder import (
     read_llama_model,
     read_llama_tokenizer,
 )
+from leviathan.evaluate.strided import strided
 from leviathan.model.accounting import account
 from leviathan.model.transformer import IGNORE, CausalLM
 
@@ -166,16 +167,28 @@ class Scored:
 
 
 def score_split(
-    loaded: Loaded, info: DatasetInfo, data: Path, split: str, batch_size: int, title: str
+    loaded: Loaded,
+    info: DatasetInfo,
+    data: Path,
+    split: str,
+    batch_size: int,
+    title: str,
+    stride: int | None = None,
 ) -> Iterator[Scored]:
     """Scores every target of a split once, in file order; padding and filler rows are left out.
+
+    With a `stride` below the context's length, in windows that begin so many tokens apart.
 
     Raises:
         DataError: the model gives a loss that is not finite.
     """
     rows = info.split(split).rows
+    batches = eval_batches(Path(data), split, batch_size, dp_rank=0, dp=1)
+    if stride is not None:
+        batches = strided(batches, info.seq_len, stride, batch_size)
+        rows = -(-rows * info.seq_len // stride)
     with progress_bar(title, total=rows) as bar:
-        for batch in eval_batches(Path(data), split, batch_size, dp_rank=0, dp=1):
+        for batch in batches:
             on_device = batch.to(loaded.device)
             scores = loaded.model.score(
                 on_device.input_ids, on_device.targets, on_device.unique_ids, on_device.inverse

@@ -88,7 +88,7 @@ class Winogrande(Row):
 class Lambada(Row):
     """A passage whose last word is to be guessed."""
 
-    text: Annotated[str, Field(strict=True, pattern=r"\S \S+$")]
+    text: Annotated[str, Field(strict=True, pattern=" [^ ]+$")]
 
 
 class Wikitext(Row):

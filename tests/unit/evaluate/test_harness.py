@@ -2,9 +2,7 @@
 
 import json
 import math
-import socket
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -156,15 +154,6 @@ def test_generation_is_greedy_and_stops(loaded: Loaded) -> None:
     assert cut == whole[: whole.index(stop)]
     with pytest.raises(ConfigError, match="do_sample"):
         model.generate_until(requests("generate_until", [("def", {"do_sample": True})]))
-
-
-@pytest.fixture
-def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: Any) -> None:
-        raise AssertionError(f"reached for the network: {args[1:]}")
-
-    monkeypatch.setattr(socket.socket, "connect", refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
 
 
 @pytest.fixture(scope="module")
