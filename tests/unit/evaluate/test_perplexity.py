@@ -124,8 +124,6 @@ def test_stride_scores_each_token_once_after_more_text(
     assert sum(head) == pytest.approx(nats, rel=CLOSE)
     filed = run / "evaluation" / "step-00000020" / f"perplexity_stride_{stride}.json"
     assert json.loads(filed.read_text()) == result
-    if stride == 32:
-        assert result["nats_per_token"] == pytest.approx(whole["nats_per_token"], rel=CLOSE)
 
 
 def _first_nll(run: Path, data: Path, stride: int, count: int) -> list[float]:
@@ -135,6 +133,8 @@ def _first_nll(run: Path, data: Path, stride: int, count: int) -> list[float]:
     found: list[float] = []
     for scored in score_split(loaded, info, data, "val", 32, "", stride):
         found += scored.nll.tolist()
+        if len(found) >= count:
+            break
     return found[:count]
 
 
