@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from leviathan.checkpoint.boxes import Slice, save_slices
+from leviathan.checkpoint.handle import SaveHandle
 from leviathan.checkpoint.layout import (
     complete_checkpoints,
     prune,
@@ -19,7 +20,7 @@ from leviathan.checkpoint.layout import (
 from leviathan.checkpoint.load import load_model, newest_whole
 from leviathan.checkpoint.manifest import fingerprint, verify_manifest
 from leviathan.checkpoint.save import save_checkpoint
-from leviathan.config.schema import RunConfig
+from leviathan.config.schema import CheckpointConfig, RunConfig
 from leviathan.errors import CheckpointError
 from leviathan.model.init import init_weights
 from leviathan.model.transformer import CausalLM
@@ -50,8 +51,12 @@ def save(config, mesh, step):
         Slice(f"model.{name}", tuple(p.shape), 0, p.detach().view(-1))
         for name, p in model.named_parameters()
     ]
-    save_checkpoint(config, mesh, {"step": step}, lambda folder: save_slices(slices, folder))
+    save_checkpoint(config, mesh, {"step": step}, writing(slices)).wait()
     return model
+
+
+def writing(slices):
+    return lambda folder: SaveHandle(lambda: save_slices(slices, folder), background=False)
 
 
 def test_a_saved_model_is_loaded_exactly_under_every_name(config, mesh):
@@ -75,7 +80,7 @@ def test_only_the_last_are_kept(config, mesh):
         "step-00000002",
         "step-00000003",
     ]
-    prune(config.run_dir, 1, 3)
+    prune(config.run_dir, CheckpointConfig(keep_last=1), 3)
     assert [path.name for path in (config.run_dir / "checkpoints").iterdir()] == ["step-00000003"]
 
 
@@ -187,7 +192,7 @@ def test_a_failed_save_leaves_the_former_checkpoint_and_no_draft(config, mesh):
         raise OSError(28, "No space left on device")
 
     with pytest.raises(CheckpointError, match="No space left on device"):
-        save_checkpoint(config, mesh, {"step": 2}, full_disk)
+        save_checkpoint(config, mesh, {"step": 2}, full_disk).wait()
     assert [path.name for path in (config.run_dir / "checkpoints").iterdir()] == ["step-00000001"]
     verify_manifest(step_dir(config.run_dir, 1))
 
