@@ -78,11 +78,15 @@ class DeepSpeedEngine:
         exact = {n: p.detach().clone() for n, p in model.named_parameters() if rounds}
         prepare_blocks(model, engine)
         self._adamw = build_optimizer(model, plan.config.optim)
+        # Some of its optimizers take a step on zero gradients while they start: that would decay the
+        # weights and put AdamW's bias correction one step ahead.
+        self._adamw.veto = True
         # bf16 at stage 1 prints its memory while it starts.
         with redirect_stdout(io.StringIO()), _refused_keys(engine.extra):
             self._ds, self._wrapped, _, _ = deepspeed.initialize(
                 model=model, optimizer=self._adamw, config=config
             )
+        self._adamw.veto = False
         stage, rank = engine.zero_stage, mesh.dp_rank
         shards = zero.shards_of(self._ds.module, self._wrapped, stage, rank, mesh.dp)
         background = plan.config.checkpoint.background
