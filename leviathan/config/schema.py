@@ -107,12 +107,18 @@ class OptimConfig(Strict):
 
     lr: PositiveFloat = Field(default=1e-3, description="peak learning rate")
     warmup_steps: int = Field(default=0, ge=0)
-    schedule: Literal["cosine", "constant"] = "cosine"
+    schedule: Literal["cosine", "wsd", "constant"] = "cosine"
     final_lr_ratio: float = Field(default=0.1, ge=0, le=1, strict=False)
+    decay_fraction: float = Field(
+        default=0.1, gt=0, le=1, strict=False, description="of all steps, at the end (wsd)"
+    )
     betas: Annotated[tuple[Beta, Beta], Field(strict=False)] = (0.9, 0.999)
     eps: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.0
     grad_clip: PositiveFloat = Field(default=1.0, description="global norm")
+    z_loss: NonNegativeFloat = Field(
+        default=0.0, description="weight of (log Σ exp logits)² in the training loss"
+    )
     max_skipped: PositiveInt = Field(default=20, description="non-finite steps in a row allowed")
 
 
@@ -198,6 +204,9 @@ class RunConfig(Strict):
 
     run_dir: UserPath
     seed: int = Field(default=1234, ge=0)
+    init_from: UserPath | None = Field(
+        default=None, description="checkpoint or run whose weights step 0 begins with"
+    )
     data: DataConfig
     model: ModelConfig
     train: TrainConfig

@@ -78,8 +78,8 @@ class DeepSpeedEngine:
         exact = {n: p.detach().clone() for n, p in model.named_parameters() if rounds}
         prepare_blocks(model, engine)
         self._adamw = build_optimizer(model, plan.config.optim)
-        # Some of its optimizers take a step on zero gradients while they start: that would decay the
-        # weights and put AdamW's bias correction one step ahead.
+        # Some of its optimizers take a step on zero gradients while they start: that would decay
+        # the weights and put AdamW's bias correction one step ahead.
         self._adamw.veto = True
         # bf16 at stage 1 prints its memory while it starts.
         with redirect_stdout(io.StringIO()), _refused_keys(engine.extra):

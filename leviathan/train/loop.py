@@ -2,8 +2,12 @@
 
 from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
+from leviathan.checkpoint.layout import resolve_checkpoint
+from leviathan.checkpoint.load import fill_model
+from leviathan.checkpoint.manifest import verify_manifest
 from leviathan.config.plan import RunPlan
 from leviathan.config.schema import RunConfig
 from leviathan.console import progress_bar, say
@@ -54,7 +58,8 @@ def _run(plan: RunPlan, mesh: Mesh, info: DatasetInfo, start: Start, signal: Sto
         f"{size.kind}: {size.total:,} parameters on {mesh.world_size} rank(s), {steps:,} steps of "
         f"{config.train.global_batch_size * config.model.seq_len:,} tokens; starting the engine"
     )
-    engine = build_engine(lambda: new_model(config), plan, mesh)
+    weights_from = None if start.checkpoint else _first_weights(config, mesh)
+    engine = build_engine(lambda: new_model(config, weights_from), plan, mesh)
     if start.checkpoint:
         engine.load(start.checkpoint)
         say(f"Resuming from {start.checkpoint}")
@@ -110,10 +115,37 @@ def _run(plan: RunPlan, mesh: Mesh, info: DatasetInfo, start: Start, signal: Sto
         say(f"{config.run_dir}: complete after {steps:,} steps.")
 
 
-def new_model(config: RunConfig) -> CausalLM:
-    """The model with its weights of step 0: a function of the seed and each parameter's name."""
+def _first_weights(config: RunConfig, mesh: Mesh) -> Path | None:
+    """The checkpoint that `init_from` means, looked through; None without one. Collective.
+
+    Raises:
+        CheckpointError: it is missing or damaged.
+    """
+    if config.init_from is None:
+        return None
+    with mesh.together():
+        source = resolve_checkpoint(config.init_from)
+    source = mesh.broadcast(source)
+    with mesh.together():
+        verify_manifest(source, mesh.rank, mesh.world_size)
+    say(f"Beginning with the weights of {source}")
+    return source
+
+
+def new_model(config: RunConfig, weights_from: Path | None = None) -> CausalLM:
+    """The model with its weights of step 0.
+
+    They are a function of the seed and each parameter's name, or those of a checkpoint.
+
+    Raises:
+        CheckpointError: the checkpoint is of another model.
+    """
     model = CausalLM(config.model)
-    init_weights(model, config.model, config.seed)
+    if weights_from is None:
+        init_weights(model, config.model, config.seed)
+    else:
+        fill_model(model, weights_from)
+    model.lm_head.z_loss = config.optim.z_loss
     return model
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from leviathan.checkpoint.handle import SaveHandle
 from leviathan.checkpoint.layout import complete_checkpoints
-from leviathan.checkpoint.save import save_checkpoint, try_saving
+from leviathan.checkpoint.save import TOKENIZER_FILES, save_checkpoint, try_saving
 from leviathan.config.schema import RunConfig
 from leviathan.console import say
 from leviathan.engine.base import Engine
@@ -15,7 +15,7 @@ from leviathan.model.accounting import account
 from leviathan.parallel.mesh import Mesh
 
 BYTES_PER_PARAMETER = 12  # fp32: weight and two moments
-SMALL_FILES = 2**20  # configuration, state, manifest, DCP's metadata; a tokenizer is a few MB more
+SMALL_FILES = 2**16  # configuration, state, manifest, DCP's metadata
 
 
 class Saving:
@@ -78,6 +78,7 @@ def check_room(config: RunConfig) -> None:
         CheckpointError: there is no room for one.
     """
     size = account(config.model).total * BYTES_PER_PARAMETER + SMALL_FILES
+    size += sum((config.data.path / name).stat().st_size for name in TOKENIZER_FILES)
     keep, steps = config.checkpoint, config.train.steps
     saves = steps // keep.every + 1 if keep.every else 1
     kept = min(saves, keep.keep_last + 1)  # the former ones go when the new one is whole
@@ -86,13 +87,13 @@ def check_room(config: RunConfig) -> None:
     free = shutil.disk_usage(config.run_dir).free
     if free < size:
         raise CheckpointError(
-            f"{config.run_dir}: {free / 1e9:.2f} GB are free, but one checkpoint of this model "
-            f"takes {size / 1e9:.2f} GB: make room, or choose another run_dir"
+            f"{config.run_dir}: {free / 1e6:,.1f} MB are free, but one checkpoint of this "
+            f"model takes {size / 1e6:,.1f} MB: make room, or choose another run_dir"
         )
     if free < wanted:
         say(
-            f"{config.run_dir}: the checkpoints to be kept at once will take {wanted / 1e9:.2f} GB "
-            f"(up to {kept} of {size / 1e9:.2f} GB), but only {free / 1e9:.2f} GB are free: make "
-            "room, or lower checkpoint.keep_last",
+            f"{config.run_dir}: the checkpoints to be kept at once will take "
+            f"{wanted / 1e6:,.1f} MB (up to {kept} of {size / 1e6:,.1f} MB), but only "
+            f"{free / 1e6:,.1f} MB are free: make room, or lower checkpoint.keep_last",
             style="yellow",
         )

@@ -2,6 +2,9 @@
 
 import json
 import math
+import os
+import sys
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -149,6 +152,32 @@ def assert_equal_states(found, expected, label):
     assert found.keys() == expected.keys(), label
     for name, state in found.items():
         assert torch.equal(state, expected[name]), f"{label}: {name}"
+
+
+@contextmanager
+def world_of(ranks, port):
+    """Among the processes of one launch the first `ranks` as a world of their own: (mesh) or None.
+
+    DeepSpeed remembers the process group it saw first, and numbers modules and parameters of all
+    models that it sees; it has no way to be told that everything begins anew.
+    """
+    rank = int(os.environ["RANK"])
+    if rank >= ranks:
+        yield None
+        return
+    os.environ.update(WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks), MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    try:
+        yield init_mesh(read_launch_env(), tp=1)
+    finally:
+        leave_mesh()
+        if deepspeed := sys.modules.get("deepspeed"):
+            deepspeed.comm.comm.cdb = None
+            deepspeed.utils.groups._WORLD_GROUP = None
+            zero = deepspeed.runtime.zero
+            offload = zero.parameter_offload.DeepSpeedZeRoOffload
+            offload._register_deepspeed_module.__defaults__ = ([0],)
+            zero.partition_parameters.Init.param_id = 0
 
 
 def on_each_rank(folder, *checks):
