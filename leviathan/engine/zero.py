@@ -59,8 +59,13 @@ def _stage_three(module: nn.Module, wrapped: Any, rank: int) -> Iterator[Shard]:
 def reduced_gradients(module: nn.Module, wrapped: Any) -> tuple[list[Tensor], bool]:
     """After the last backward pass of a step: its gradients, and whether all ranks hold the same.
 
-    Sharded lists may hold padding, which is zero.
+    Sharded lists may hold padding, which is zero. With the optimizer on the CPU, the masters there
+    have got them already.
     """
+    if getattr(wrapped, "cpu_offload", False):
+        return [p.grad for p in wrapped.single_partition_of_fp32_groups], False
+    if getattr(wrapped, "offload_optimizer", False):
+        return [p.grad for p in wrapped.fp32_partitioned_groups_flat], False
     if hasattr(wrapped, "averaged_gradients"):
         shards = wrapped.averaged_gradients.values()
         return [g for group in shards for g in group or () if g is not None], False

@@ -87,8 +87,21 @@ def check_variants(tmp_path, mesh):
         {"kind": "fsdp2", "replicas": 2},
         {"kind": "deepspeed", "zero_stage": 2, "activation_checkpointing": True},
         {"kind": "deepspeed", "zero_stage": 3, "activation_checkpointing": True},
+        {"kind": "deepspeed", "zero_stage": 1, "offload_optimizer": True},
+        {"kind": "deepspeed", "zero_stage": 3, "offload_optimizer": True},
     ):
         check_equals_bare_loop(config(tmp_path, LEVIATHAN, engine), mesh, str(engine))
+
+
+def check_compiled(tmp_path, mesh):
+    for engine in (
+        {"kind": "fsdp2"},
+        {"kind": "fsdp2", "activation_checkpointing": True},
+        {"kind": "deepspeed", "zero_stage": 1},
+        {"kind": "deepspeed", "zero_stage": 3},
+    ):
+        run = config(tmp_path, LEVIATHAN, {**engine, "compile": True})
+        check_equals_bare_loop(run, mesh, str(engine))
 
 
 def check_step_zero(tmp_path, mesh):
@@ -157,3 +170,8 @@ def test_every_engine_equals_one_process(tmp_path):
 
 def test_one_rank_is_enough(tmp_path):
     run_ranks(on_each_rank, 1, str(tmp_path), check_parity)
+
+
+@pytest.mark.heavy
+def test_compiled_blocks_compute_the_same(tmp_path):
+    run_ranks(on_each_rank, 2, str(tmp_path), check_compiled, timeout=580)

@@ -16,7 +16,7 @@ from leviathan.checkpoint.layout import complete_checkpoints
 from leviathan.checkpoint.load import load_model
 from leviathan.checkpoint.manifest import verify_manifest
 
-MOMENTS = ("start", "step", "save", "evaluation")
+MOMENTS = ("evaluation", "save", "step", "start")
 # Often, so that most moments are near one; and no two runs of a test on the same figures by chance.
 OFTEN = ("checkpoint.every=4", "train.eval_every=5", "train.log_every=1")
 
@@ -32,7 +32,7 @@ def has_come(moment, run_dir, before):
     """Whether a run is now where it shall be killed, having logged `before` lines at its start."""
     log = logged(run_dir)
     if moment == "save":
-        return any((run_dir / "checkpoints").glob(".saving-*"))
+        return any((run_dir / "checkpoints").glob(".saving-step-*[1-9]*"))  # not the rehearsal
     if moment == "step":
         return len(log) > before
     if moment == "evaluation":

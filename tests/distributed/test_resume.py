@@ -43,6 +43,9 @@ def check_in_place(folder, mesh):
         resumes_in_place(folder, mesh, {"kind": "fsdp2", "replicas": 2}, LEVIATHAN)
         checkpointing = {"kind": "fsdp2", "activation_checkpointing": True}
         resumes_in_place(folder, mesh, checkpointing, LEVIATHAN)
+        for stage in (1, 2, 3):
+            offloaded = {"kind": "deepspeed", "zero_stage": stage, "offload_optimizer": True}
+            resumes_in_place(folder, mesh, offloaded, LEVIATHAN)
 
 
 def resumes_in_place(folder, mesh, engine, embedding):
