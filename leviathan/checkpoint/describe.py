@@ -36,9 +36,12 @@ def checkpoint_info(directory: Path) -> dict[str, Any]:
 
 
 def engine_name(engine: dict[str, Any]) -> str:
-    """The kind of an engine with what is not as by default: `deepspeed, zero_stage 2`."""
-    shown = [f"{key} {value}" for key, value in engine.items() if key != "kind" and value]
-    return ", ".join([engine["kind"], *shown])
+    """The kind of an engine with its settings: `deepspeed: precision fp32, zero_stage 2`."""
+    settings = {key: value for key, value in engine.items() if key != "kind"}
+    shown = [
+        f"{key} {value}" for key, value in settings.items() if value is not False and value != {}
+    ]
+    return f"{engine['kind']}: {', '.join(shown)}"
 
 
 def list_checkpoints(run_dir: Path) -> dict[str, dict[str, Any]]:

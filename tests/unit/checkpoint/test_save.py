@@ -3,11 +3,13 @@
 import json
 import resource
 import shutil
+import threading
 
 import pytest
 import torch
 
 from leviathan.checkpoint.boxes import Slice, save_slices
+from leviathan.checkpoint.describe import checkpoints_table, list_checkpoints
 from leviathan.checkpoint.handle import SaveHandle
 from leviathan.checkpoint.layout import (
     complete_checkpoints,
@@ -15,13 +17,15 @@ from leviathan.checkpoint.layout import (
     read_state,
     resolve_checkpoint,
     step_dir,
+    step_of,
     tidy,
 )
 from leviathan.checkpoint.load import load_model, newest_whole
 from leviathan.checkpoint.manifest import fingerprint, verify_manifest
-from leviathan.checkpoint.save import save_checkpoint
+from leviathan.checkpoint.save import save_checkpoint, try_saving
 from leviathan.config.schema import CheckpointConfig, RunConfig
 from leviathan.errors import CheckpointError
+from leviathan.model.accounting import account
 from leviathan.model.init import init_weights
 from leviathan.model.transformer import CausalLM
 
@@ -223,3 +227,62 @@ def test_nothing_there_is_said_plainly(tmp_path):
         resolve_checkpoint(tmp_path)
     with pytest.raises(CheckpointError, match="no such checkpoint"):
         resolve_checkpoint(tmp_path / "checkpoints/step-00000007")
+
+
+def test_those_of_every_so_many_th_step_stay(config, mesh):
+    keeps = config.checkpoint.model_copy(update={"keep_last": 1, "keep_every": 4})
+    config = config.model_copy(update={"checkpoint": keeps})
+    for step in range(1, 8):
+        save(config, mesh, step)
+    assert [step_of(path) for path in complete_checkpoints(config.run_dir)] == [4, 7]
+
+
+def test_a_save_in_the_background_ends_when_waited_for(config, mesh):
+    written, begun = threading.Event(), threading.Event()
+
+    def slowly():
+        begun.set()
+        assert written.wait(10)
+
+    handle = SaveHandle(slowly, background=True)
+    assert begun.wait(10)
+    assert not handle.failed
+    written.set()
+    handle.wait()
+
+
+def test_what_fails_in_the_background_is_raised_by_waiting(config, mesh):
+    def full_disk(folder):
+        return SaveHandle(lambda: (folder / "no" / "such").write_text(""), background=True)
+
+    handle = save_checkpoint(config, mesh, {"step": 2}, full_disk)
+    with pytest.raises(CheckpointError, match=r"step-00000002: could not be saved.*No such file"):
+        handle.wait()
+    assert handle.failed
+    assert not list((config.run_dir / "checkpoints").iterdir())
+
+
+def test_a_try_leaves_nothing(config, mesh):
+    def write(folder):
+        (folder / "part").write_text("some")
+        return SaveHandle(lambda: None, background=False)
+
+    try_saving(config.run_dir, mesh, write)
+    assert not list(config.run_dir.iterdir())
+
+
+def test_describing_tells_what_wrote_it_and_names_the_damaged(config, mesh):
+    for step in (1, 2):
+        save(config, mesh, step)
+    for step in (1, 2):
+        state = {"step": step, "tokens": 70, "optimizer_steps": step, "world_size": 3}
+        (step_dir(config.run_dir, step) / "state.json").write_text(json.dumps(state))
+    (step_dir(config.run_dir, 2) / "config.yaml").unlink()
+    found = list_checkpoints(config.run_dir)
+    assert found["step-00000001"]["parameters"] == account(config.model).total
+    assert found["step-00000001"]["engine"] == "deepspeed: precision fp32, zero_stage 1"
+    assert "config.yaml: missing" in found["step-00000002"]["damaged"]
+    table = checkpoints_table(found)
+    assert "step-00000001" in table
+    assert "config.yaml: missing" in table
+    assert checkpoints_table({}) == "no complete checkpoint"
