@@ -58,7 +58,7 @@ def _run(plan: RunPlan, mesh: Mesh, info: DatasetInfo, start: Start, signal: Sto
         f"{size.kind}: {size.total:,} parameters on {mesh.world_size} rank(s), {steps:,} steps of "
         f"{config.train.global_batch_size * config.model.seq_len:,} tokens; starting the engine"
     )
-    weights_from = None if start.checkpoint else _first_weights(config, mesh)
+    weights_from = None if start.checkpoint else first_weights(config, mesh)
     engine = build_engine(lambda: new_model(config, weights_from), plan, mesh)
     if start.checkpoint:
         engine.load(start.checkpoint)
@@ -115,7 +115,7 @@ def _run(plan: RunPlan, mesh: Mesh, info: DatasetInfo, start: Start, signal: Sto
         say(f"{config.run_dir}: complete after {steps:,} steps.")
 
 
-def _first_weights(config: RunConfig, mesh: Mesh) -> Path | None:
+def first_weights(config: RunConfig, mesh: Mesh) -> Path | None:
     """The checkpoint that `init_from` means, looked through; None without one. Collective.
 
     Raises:
