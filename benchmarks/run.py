@@ -15,7 +15,7 @@ from leviathan.data.stream import Batch
 from leviathan.parallel.launch_env import read_launch_env
 from leviathan.parallel.mesh import Mesh, init_mesh
 
-BODY = {"d_model": 256, "n_layers": 6, "n_heads": 4, "seq_len": 512}  # the 60M-like body
+BODY = {"d_model": 256, "n_layers": 6, "n_heads": 4}  # the 60M-like body
 
 
 def scratch() -> Path:
@@ -30,17 +30,21 @@ def world() -> Mesh:
     return init_mesh(read_launch_env(), tp=1)
 
 
-def run_config(folder: Path, engine: dict[str, Any], rows: int, **changes: Any) -> RunConfig:
+def run_config(
+    folder: Path, engine: dict[str, Any], rows: int, length: int = 512, **changes: Any
+) -> RunConfig:
     """A 60M-like run with 50,257 ids, `rows` sequences a step in one micro-batch."""
     data = folder / "data"
     data.mkdir(exist_ok=True)
+    (folder / "run").mkdir(exist_ok=True)
     for name in TOKENIZER_FILES:
         (data / name).touch()
     run = {
         "run_dir": str(folder / "run"),
         "data": {"path": str(data)},
         "model": BODY
-        | {"vocab_size": 50_257, "padded_vocab_size": 50_304, "embedding": {"kind": "leviathan"}},
+        | {"vocab_size": 50_257, "padded_vocab_size": 50_304, "embedding": {"kind": "leviathan"}}
+        | {"seq_len": length},
         "train": {"steps": 100, "global_batch_size": rows, "micro_batch_size": rows},
         "engine": engine,
     }
