@@ -128,7 +128,7 @@ def test_a_run_killed_at_random_moments_ends_as_if_undisturbed(run_file):
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("engine", ["deepspeed", "fsdp2"])
 def test_two_ranks_killed_twenty_times_end_as_if_undisturbed(run_file, engine):
-    chosen = (f"engine.kind={engine}", "train.steps=200", "checkpoint.keep_every=40")
+    chosen = (f"engine.kind={engine}", "train.steps=80", "checkpoint.keep_every=40")
     undisturbed = run_file.parent / f"unkilled-{engine}"
     with launched("torchrun", run_file, f"run_dir={undisturbed}", *OFTEN, *chosen) as process:
         status, errors = finish(process)
