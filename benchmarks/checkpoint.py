@@ -19,7 +19,7 @@ from leviathan.engine.base import Engine
 from leviathan.train.loop import new_model
 from leviathan.train.saving import Saving
 
-STEPS = 12  # after a save, enough for the writing to end beside them
+STEPS = 8  # after a save, enough for the writing to end beside them
 
 
 class Side:
