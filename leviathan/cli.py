@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from leviathan.config.load import load_config, read_config, validate
 from leviathan.config.schema import ModelFile, PrepConfig, RunConfig
 from leviathan.console import console, say
-from leviathan.errors import CheckpointError, LeviathanError
+from leviathan.errors import LeviathanError
 
 C = TypeVar("C", bound=BaseModel)
 
@@ -33,7 +33,7 @@ app = typer.Typer(
 )
 tokenizer_app = typer.Typer(no_args_is_help=True, help="Train a tokenizer.")
 data_app = typer.Typer(no_args_is_help=True, help="Look into a prepared data set, or check it.")
-checkpoint_app = typer.Typer(no_args_is_help=True, help="List and verify checkpoints.")
+checkpoint_app = typer.Typer(no_args_is_help=True, help="List, describe and verify checkpoints.")
 app.add_typer(tokenizer_app, name="tokenizer")
 app.add_typer(data_app, name="data")
 app.add_typer(checkpoint_app, name="checkpoint")
@@ -169,13 +169,22 @@ def train(config: Config, overrides: Overrides = None) -> None:
 
 @checkpoint_app.command("ls")
 def checkpoint_ls(run_dir: Path, as_json: AsJson = False) -> None:
-    """Lists a run's whole checkpoints, oldest first."""
-    from leviathan.checkpoint.layout import complete_checkpoints
+    """Lists a run's complete checkpoints, oldest first: where they stand and what wrote them.
 
-    if not run_dir.is_dir():
-        raise CheckpointError(f"{run_dir}: no such folder; give a run folder")
-    found = {path.name: str(path) for path in complete_checkpoints(run_dir)}
-    _show(found, as_json)
+    Contents are not read; `verify` does that.
+    """
+    from leviathan.checkpoint.describe import checkpoints_table, list_checkpoints
+
+    _show(list_checkpoints(run_dir), as_json, checkpoints_table)
+
+
+@checkpoint_app.command("info")
+def checkpoint_info(checkpoint: Checkpoint, as_json: AsJson = False) -> None:
+    """Shows step, tokens, model, engine and size of one checkpoint."""
+    from leviathan.checkpoint.describe import checkpoint_info as info
+    from leviathan.checkpoint.layout import resolve_checkpoint
+
+    _show(info(resolve_checkpoint(checkpoint)), as_json)
 
 
 @checkpoint_app.command("verify")
