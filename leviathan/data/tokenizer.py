@@ -275,14 +275,16 @@ def _texts(files: Sequence[str], tally: dict[str, int]) -> Iterator[str]:
     from leviathan.data.prepare.sources import find_inputs
 
     inputs, bad_lines = find_inputs(files), 0
-    with progress_bar("tokenizer: reading", total=sum(p.stat().st_size for p in inputs)) as bar:
-        for path in inputs:
-            for item in read(path, on_bytes=bar.advance):
+    with progress_bar(
+        "tokenizer: reading", total=sum(source.size() or 0 for source in inputs) or None
+    ) as bar:
+        for source in inputs:
+            for item in read(source, on_bytes=bar.advance):
                 if not isinstance(item, Document):
                     # Statistics need no policy; preparing the same files will have one.
                     bad_lines += 1
                     if bad_lines <= _BAD_LINES_NAMED:
-                        say(f"warning: left out {item.message(path)}", style="yellow")
+                        say(f"warning: left out {item.message(source)}", style="yellow")
                     continue
                 tally["documents"] += 1
                 tally["bytes_of_text"] += len(item.text.encode())

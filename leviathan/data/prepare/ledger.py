@@ -106,9 +106,9 @@ class Ledger:
         """The part of `task` if it is there and its file has not changed since; else clears it."""
         if not task.part.exists():
             return None
-        info, status = PartInfo.load(task.part), task.path.stat()
-        made_of = (info.path, info.split, info.bytes, info.mtime_ns)
-        unchanged = made_of == (str(task.path), task.split, status.st_size, status.st_mtime_ns)
+        info = PartInfo.load(task.part)
+        made_of = (info.path, info.split, info.stamp)
+        unchanged = made_of == (task.source.name, task.split, task.source.stamp())
         if unchanged and (task.quarantine or not info.rejected):
             return info
         shutil.rmtree(task.part)

@@ -34,7 +34,7 @@ from leviathan.data.mds import read_index
 from leviathan.data.prepare.ledger import Ledger, check_same, is_finished, sole_writer
 from leviathan.data.prepare.pack import Part, duplicates, pack
 from leviathan.data.prepare.pool import tokenise_all
-from leviathan.data.prepare.sources import find_inputs
+from leviathan.data.prepare.sources import Source, Split, find_splits
 from leviathan.data.prepare.tokenise import (
     TRAIN,
     VAL,
@@ -58,7 +58,7 @@ def prepare(config: PrepConfig) -> dict[str, Any]:
         DataError: bad input, another configuration's folder, a second writer, a full disk …
             Nothing that could be taken for a finished data set is left behind.
     """
-    inputs = _inputs(config)
+    inputs = find_splits(config)
     if is_finished(config.out):
         return _already_finished(config, inputs)
     tokenizer = load_tokenizer(config.tokenizer)
@@ -77,12 +77,12 @@ def prepare(config: PrepConfig) -> dict[str, Any]:
 
 
 def _prepare(
-    config: PrepConfig, inputs: list[tuple[Path, Any]], tokenizer: Tokenizer, ledger: Ledger
+    config: PrepConfig, inputs: list[tuple[Source, Split]], tokenizer: Tokenizer, ledger: Ledger
 ) -> DatasetInfo:
     tokenizer.save(ledger.work / "tokenizer")
     tasks = [
         Task(
-            path=path,
+            source=source,
             split=split,
             part=ledger.parts / f"{index:05}",
             tokenizer=ledger.work / "tokenizer",
@@ -90,7 +90,7 @@ def _prepare(
             quarantine=config.on_error == "quarantine",
             threads=max(1, config.workers // len(inputs)),
         )
-        for index, (path, split) in enumerate(inputs)
+        for index, (source, split) in enumerate(inputs)
     ]
     infos = tokenise_all(tasks, ledger, config)
     _check_documents(infos, config)
@@ -157,25 +157,6 @@ def fingerprint(
 # ---------------------------------------------------------------- what goes in
 
 
-def _inputs(config: PrepConfig) -> list[tuple[Path, Any]]:
-    """The corpus files in order, each with the split it goes to."""
-    held_out = find_inputs(config.validation.paths)
-    if held_out:
-        of_validation = {path.resolve() for path in held_out}
-        training = []
-        for path in find_inputs(config.source.paths):
-            if path.resolve() in of_validation:
-                say(f"{path} is held out for validation and not trained on")
-            else:
-                training.append((path, "train"))
-    else:
-        kind = "hash" if config.validation.fraction else "train"
-        training = [(path, kind) for path in find_inputs(config.source.paths)]
-    if not training:
-        raise DataError("every file of source.paths is held out: nothing is left to train on")
-    return training + [(path, "val") for path in held_out]
-
-
 def _stored_config(config: PrepConfig) -> dict[str, Any]:
     return config.model_dump(mode="json", exclude={"out", "workers"})
 
@@ -186,7 +167,7 @@ def _identity(config: PrepConfig, tokenizer: Tokenizer) -> dict[str, Any]:
     return stored | {"tokenizer_fingerprint": tokenizer.fingerprint}
 
 
-def _already_finished(config: PrepConfig, inputs: list[tuple[Path, Any]]) -> dict[str, Any]:
+def _already_finished(config: PrepConfig, inputs: list[tuple[Source, Split]]) -> dict[str, Any]:
     info = DatasetInfo.load(config.out)
     wanted = config.model_dump(mode="json", exclude=_FREE_KEYS)
     check_same(
@@ -204,7 +185,7 @@ def _already_finished(config: PrepConfig, inputs: list[tuple[Path, Any]]) -> dic
             "on_error=fail is asked for: choose another out"
         )
     then = [(source.path, source.bytes, source.split) for source in info.sources]
-    now = [(str(path), path.stat().st_size, split) for path, split in inputs]
+    now = [(source.name, source.size() or 0, split) for source, split in inputs]
     if then != now:
         changed = sorted({item[0] for item in set(then) ^ set(now)})
         raise DataError(

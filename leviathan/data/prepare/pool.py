@@ -35,8 +35,8 @@ def tokenise_all(tasks: list[Task], ledger: Ledger, config: PrepConfig) -> list[
     if done:
         say(f"continuing: {len(done)} of {len(tasks)} files were already tokenised")
     pending = {index: task for index, task in enumerate(tasks) if index not in done}
-    total = sum(task.path.stat().st_size for task in tasks)
-    start = sum(tasks[index].path.stat().st_size for index in done)
+    total = sum(task.source.size() or 0 for task in tasks) or None
+    start = sum(tasks[index].source.size() or 0 for index in done)
     with progress_bar("tokenising (bytes)", total=total, start=start) as bar:
 
         def finish(index: int, info: PartInfo) -> None:

@@ -12,9 +12,9 @@ import json
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
+from leviathan.data.prepare.sources import ByteSource, Source
 from leviathan.errors import DataError
 
 NO_SUBSET = "unnamed"  # documents without meta.pile_set_name
@@ -44,20 +44,20 @@ class BadLine:
     byte_offset: int
     reason: str
 
-    def message(self, path: Path) -> str:
+    def message(self, source: Source) -> str:
         """One sentence for people: `file:line: reason`."""
-        return f"{path}:{self.line}: {self.reason} (byte {self.byte_offset:,} of the text)"
+        return f"{source.name}:{self.line}: {self.reason} (byte {self.byte_offset:,} of the text)"
 
 
 def read(
-    path: Path,
+    source: Source,
     on_bytes: Callable[[int], Any] | None = None,
     digest: "hashlib._Hash | None" = None,
 ) -> Iterator[Document | BadLine]:
-    """Yields the documents and bad lines of one file, in order; blank lines are skipped.
+    """Yields the documents and bad lines of one source, in order; blank lines are skipped.
 
     Args:
-        path: jsonl, plain or packed as zst (every frame) or gz, or parquet, with the columns
+        source: jsonl, plain or packed as zst (every frame) or gz, or parquet, with the columns
             `text` and, optionally, `meta`.
         on_bytes: told the number of file bytes read, as they are read.
         digest: fed with every byte of the file.
@@ -65,35 +65,38 @@ def read(
     Raises:
         DataError: unreadable, truncated, damaged, or not a corpus file at all.
     """
-    kind = sniff(path)
+    assert isinstance(source, ByteSource)
+    kind = sniff(source)
     try:
         if kind == "parquet":
-            yield from _read_parquet(path, on_bytes, digest)
+            yield from _read_parquet(source, on_bytes, digest)
         elif kind != "empty":
-            with path.open("rb", buffering=0) as raw:
+            with source.open() as raw:
                 tap = _Tap(raw, on_bytes, digest)
-                yield from _read_lines(path, _unpack(path, kind, tap))
+                yield from _read_lines(_unpack(source.name, kind, tap))
     except OSError as error:
         if isinstance(error, gzip.BadGzipFile):
-            raise DataError(f"{path}: damaged gzip file ({error})") from None
-        raise DataError(f"{path}: cannot be read ({error})") from None
+            raise DataError(f"{source.name}: damaged gzip file ({error})") from None
+        raise DataError(f"{source.name}: cannot be read ({error})") from None
     except EOFError:
-        raise DataError(f"{path}: truncated gzip file: it ends in the middle of a stream") from None
+        raise DataError(
+            f"{source.name}: truncated gzip file: it ends in the middle of a stream"
+        ) from None
     except zlib.error as error:
-        raise DataError(f"{path}: damaged gzip file ({error})") from None
+        raise DataError(f"{source.name}: damaged gzip file ({error})") from None
 
 
-def sniff(path: Path) -> Kind:
-    """What `path` is, by its first bytes.
+def sniff(source: ByteSource) -> Kind:
+    """What `source` is, by its first bytes.
 
     Raises:
         DataError: unreadable, or something that people often take for a corpus file.
     """
     try:
-        with path.open("rb") as file:
+        with source.open() as file:
             head = file.read(512)
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+        raise DataError(f"{source.name}: cannot be read ({error.strerror})") from None
     if not head:
         return "empty"
     if head.startswith(b"\x28\xb5\x2f\xfd") or (0x50 <= head[0] <= 0x5F and head[1:4] == b"*M\x18"):
@@ -104,15 +107,19 @@ def sniff(path: Path) -> Kind:
         return "parquet"
     start = head.removeprefix(_BOM).lstrip()
     if start.startswith(b"version https://git-lfs"):
-        raise DataError(f"{path}: a Git LFS pointer, not the data: run `git lfs pull`")
+        raise DataError(f"{source.name}: a Git LFS pointer, not the data: run `git lfs pull`")
     if start[:15].lower().startswith((b"<!doctype html", b"<html")):
-        raise DataError(f"{path}: an HTML page, not the data: the download went wrong")
+        raise DataError(f"{source.name}: an HTML page, not the data: the download went wrong")
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise DataError(f"{path}: UTF-16 text; a corpus file must be UTF-8")
-    if path.suffix.lower() in (".zst", ".zstd", ".gz", ".parquet") and not start.startswith(b"{"):
-        raise DataError(f"{path}: not a {path.suffix[1:]} file (it begins with {head[:8]!r})")
+        raise DataError(f"{source.name}: UTF-16 text; a corpus file must be UTF-8")
+    if source.suffix in (".zst", ".zstd", ".gz", ".parquet") and not start.startswith(b"{"):
+        raise DataError(
+            f"{source.name}: not a {source.suffix[1:]} file (it begins with {head[:8]!r})"
+        )
     if b"\0" in head:
-        raise DataError(f"{path}: a binary file of no kind we read (it begins with {head[:8]!r})")
+        raise DataError(
+            f"{source.name}: a binary file of no kind we read (it begins with {head[:8]!r})"
+        )
     return "jsonl"
 
 
@@ -124,7 +131,7 @@ class _Tap(io.RawIOBase):
 
     def __init__(
         self,
-        raw: io.RawIOBase | io.FileIO,
+        raw: IO[bytes],
         on_bytes: Callable[[int], Any] | None,
         digest: "hashlib._Hash | None",
     ) -> None:
@@ -134,7 +141,7 @@ class _Tap(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        count = self._raw.readinto(buffer) or 0
+        count = self._raw.readinto(buffer) or 0  # pyright: ignore[reportAttributeAccessIssue]
         if self._digest is not None:
             self._digest.update(memoryview(buffer)[:count])
         if self._on_bytes is not None:
@@ -148,10 +155,10 @@ class _ZstdFrames(io.RawIOBase):
     python-zstandard's own readers stop silently after the first frame or at a truncation.
     """
 
-    def __init__(self, path: Path, packed: io.RawIOBase) -> None:
+    def __init__(self, name: str, packed: io.RawIOBase) -> None:
         import zstandard
 
-        self._path, self._packed = path, packed
+        self._name, self._packed = name, packed
         # zstd --long=31 needs a window of 2 GiB; the default refuses such frames.
         self._context = zstandard.ZstdDecompressor(max_window_size=1 << 31)
         self._error = zstandard.ZstdError
@@ -168,7 +175,7 @@ class _ZstdFrames(io.RawIOBase):
                 self._rest = self._packed.read(_ZSTD_CHUNK) or b""
             if not self._rest:
                 if self._frame is not None:
-                    raise DataError(f"{self._path}: truncated: the last zstd frame does not end")
+                    raise DataError(f"{self._name}: truncated: the last zstd frame does not end")
                 return 0
             self._unpack()
         count = min(len(buffer), len(self._unpacked))
@@ -182,15 +189,15 @@ class _ZstdFrames(io.RawIOBase):
         try:
             self._unpacked = memoryview(self._frame.decompress(self._rest))
         except self._error as error:
-            raise DataError(f"{self._path}: damaged zstd file ({error})") from None
+            raise DataError(f"{self._name}: damaged zstd file ({error})") from None
         self._rest = b""
         if self._frame.eof:
             self._rest, self._frame = self._frame.unused_data, None
 
 
-def _unpack(path: Path, kind: Kind, tap: _Tap) -> io.BufferedReader:
+def _unpack(name: str, kind: Kind, tap: _Tap) -> io.BufferedReader:
     if kind == "zst":
-        return io.BufferedReader(_ZstdFrames(path, tap), _BUFFER)
+        return io.BufferedReader(_ZstdFrames(name, tap), _BUFFER)
     if kind == "gz":
         packed = io.BufferedReader(tap, _BUFFER)
         return io.BufferedReader(gzip.GzipFile(fileobj=packed), _BUFFER)  # pyright: ignore
@@ -200,7 +207,7 @@ def _unpack(path: Path, kind: Kind, tap: _Tap) -> io.BufferedReader:
 # ---------------------------------------------------------------- lines
 
 
-def _read_lines(path: Path, text: io.BufferedReader) -> Iterator[Document | BadLine]:
+def _read_lines(text: io.BufferedReader) -> Iterator[Document | BadLine]:
     offset = 0
     for number, line in enumerate(text, 1):
         content = line.removeprefix(_BOM) if number == 1 else line
@@ -257,22 +264,25 @@ def _kind_of(value: Any) -> str:
 
 
 def _read_parquet(
-    path: Path, on_bytes: Callable[[int], Any] | None, digest: "hashlib._Hash | None"
+    source: ByteSource, on_bytes: Callable[[int], Any] | None, digest: "hashlib._Hash | None"
 ) -> Iterator[Document | BadLine]:
     import pyarrow
     import pyarrow.parquet
 
     if digest is not None:
-        with path.open("rb") as file:
+        with source.open() as file:
             while block := file.read(_BUFFER):
                 digest.update(block)
     try:
-        with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as table:
+        with (
+            source.open() as file,
+            pyarrow.parquet.ParquetFile(file, page_checksum_verification=True) as table,
+        ):
             names = table.schema_arrow.names
             if "text" not in names:
-                raise DataError(f"{path}: no column 'text' (columns: {', '.join(names)})")
+                raise DataError(f"{source.name}: no column 'text' (columns: {', '.join(names)})")
             columns = [name for name in ("text", "meta") if name in names]
-            rows, share = 0, path.stat().st_size / max(1, table.metadata.num_rows)
+            rows, share = 0, (source.size() or 0) / max(1, table.metadata.num_rows)
             for batch in table.iter_batches(batch_size=1024, columns=columns):
                 for row in batch.to_pylist():
                     rows += 1
@@ -285,4 +295,4 @@ def _read_parquet(
     except (pyarrow.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # the system's word on the file; a bad checksum is an OSError without a number
-        raise DataError(f"{path}: damaged parquet file ({error})") from None
+        raise DataError(f"{source.name}: damaged parquet file ({error})") from None

@@ -13,13 +13,14 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from leviathan.data.files import write_atomic
 from leviathan.data.format import token_dtype
 from leviathan.data.prepare.reader import BadLine, Document, read
+from leviathan.data.prepare.sources import Source, Split
 from leviathan.data.tokenizer import Tokenizer, UnencodableText, load_tokenizer
 from leviathan.errors import DataError
 
@@ -44,8 +45,8 @@ _BATCH_DOCUMENTS = 4096
 class Task:
     """What one worker needs to know to make one part."""
 
-    path: Path
-    split: Literal["train", "val", "hash"]
+    source: Source
+    split: Split
     part: Path
     tokenizer: Path
     fraction: float
@@ -57,10 +58,10 @@ class Task:
 class PartInfo:
     """`part.json`: what a finished part was made of and what it holds."""
 
-    path: str
-    split: Literal["train", "val", "hash"]
-    bytes: int
-    mtime_ns: int
+    path: str  # the source's name
+    split: Split
+    bytes: int  # as stored
+    stamp: str
     sha256: str
     documents: int
     empty: int
@@ -94,7 +95,7 @@ def tokenise(task: Task, on_bytes: Callable[[int], Any]) -> PartInfo:
 
 def _write_part(task: Task, folder: Path, on_bytes: Callable[[int], Any]) -> PartInfo:
     tokenizer = load_tokenizer(task.tokenizer)
-    status = task.path.stat()
+    size, stamp = task.source.size(), task.source.stamp()
     digest, content = hashlib.sha256(), hashlib.blake2b(digest_size=16)
     subsets: dict[str, int] = {}
     documents = empty = rejected = 0
@@ -103,15 +104,15 @@ def _write_part(task: Task, folder: Path, on_bytes: Callable[[int], Any]) -> Par
         (folder / "documents").open("wb") as table_file,
         (folder / "rejects.jsonl").open("w", encoding="utf-8") as rejects_file,
     ):
-        for batch, bad_lines, empty_here in _batches(read(task.path, on_bytes, digest)):
+        for batch, bad_lines, empty_here in _batches(read(task.source, on_bytes, digest)):
             encoded, unencodable = _encode(tokenizer, batch, task.threads)
             for bad in sorted(bad_lines + unencodable, key=lambda bad: bad.line):
                 if not task.quarantine:
                     raise DataError(
-                        f"{bad.message(task.path)}; repair it, or set on_error=quarantine to leave "
-                        "such lines out"
+                        f"{bad.message(task.source)}; repair it, or set on_error=quarantine to "
+                        "leave such lines out"
                     )
-                rejects_file.write(json.dumps(_reject(task.path, bad)) + "\n")
+                rejects_file.write(json.dumps(_reject(task.source, bad)) + "\n")
                 rejected += 1
             empty += empty_here
             documents += len(batch)
@@ -121,10 +122,10 @@ def _write_part(task: Task, folder: Path, on_bytes: Callable[[int], Any]) -> Par
                 table.tofile(table_file)
                 content.update(np.ascontiguousarray(table["digest"]).tobytes())
     return PartInfo(
-        path=str(task.path),
+        path=task.source.name,
         split=task.split,
-        bytes=status.st_size,
-        mtime_ns=status.st_mtime_ns,
+        bytes=size or 0,
+        stamp=stamp,
         sha256=digest.hexdigest(),
         documents=documents,
         empty=empty,
@@ -134,9 +135,9 @@ def _write_part(task: Task, folder: Path, on_bytes: Callable[[int], Any]) -> Par
     )
 
 
-def _reject(path: Path, bad: BadLine) -> dict[str, Any]:
+def _reject(source: Source, bad: BadLine) -> dict[str, Any]:
     return {
-        "file": str(path),
+        "file": source.name,
         "line": bad.line,
         "byte_offset": bad.byte_offset,
         "reason": bad.reason,
@@ -184,7 +185,7 @@ def _table(
     table["length"] = [len(ids) + 1 for ids in encoded]
     table["subset"] = [subsets.setdefault(item.subset, len(subsets)) for item in batch]
     if len(subsets) > np.iinfo(np.uint16).max:
-        raise DataError(f"{task.path}: more than 65,535 different meta.pile_set_name")
+        raise DataError(f"{task.source.name}: more than 65,535 different meta.pile_set_name")
     texts = [item.text.encode() for item in batch]
     table["bytes"] = [len(text) for text in texts]
     digests = b"".join(hashlib.blake2b(text, digest_size=16).digest() for text in texts)

@@ -77,7 +77,7 @@ def hashes(folder: Path) -> dict[str, str]:
 
 
 def texts_of(paths: list[str]) -> list[str]:
-    found = [item for path in find_inputs(paths) for item in read(path)]
+    found = [item for source in find_inputs(paths) for item in read(source)]
     return [item.text for item in found if isinstance(item, Document)]
 
 
@@ -122,8 +122,8 @@ def test_rows_name_their_documents_and_subsets(config: Callable[..., PrepConfig]
     assert info.subsets == ["classes", "functions"]
     of_document = [
         info.subsets.index(item.subset)
-        for path in find_inputs(wanted.source.paths)
-        for item in read(path)
+        for source in find_inputs(wanted.source.paths)
+        for item in read(source)
         if isinstance(item, Document)
     ]
     document = 0

@@ -12,7 +12,7 @@ import pytest
 import zstandard
 
 from leviathan.data.prepare.reader import NO_SUBSET, BadLine, Document, read
-from leviathan.data.prepare.sources import find_inputs
+from leviathan.data.prepare.sources import FileSource, find_inputs
 from leviathan.errors import DataError
 
 TEXTS = [f"document {number}: été 中文 {'x' * number}" for number in range(50)]
@@ -30,7 +30,7 @@ def skippable(content: bytes) -> bytes:
 
 
 def documents(path: Path) -> list[Document]:
-    items = list(read(path))
+    items = list(read(FileSource(path)))
     assert not [item for item in items if isinstance(item, BadLine)]
     return [item for item in items if isinstance(item, Document)]
 
@@ -106,23 +106,23 @@ def test_truncated_zst(tmp_path: Path, cut: int) -> None:
     content = zst(PLAIN[:1000], PLAIN[1000:], write_checksum=True)
     path = write(tmp_path / "cut.jsonl.zst", content[:cut])
     with pytest.raises(DataError, match=r"cut.jsonl.zst: (truncated|not a zst file)"):
-        list(read(path))
+        list(read(FileSource(path)))
 
 
 def test_damaged_zst(tmp_path: Path) -> None:
     content = bytearray(zst(PLAIN, write_checksum=True))
     content[-2] ^= 1
     with pytest.raises(DataError, match=r"a.zst: damaged zstd file.*checksum"):
-        list(read(write(tmp_path / "a.zst", bytes(content))))
+        list(read(FileSource(write(tmp_path / "a.zst", bytes(content)))))
     with pytest.raises(DataError, match=r"b.zst: damaged zstd file"):
-        list(read(write(tmp_path / "b.zst", zst(PLAIN) + b"garbage after the end")))
+        list(read(FileSource(write(tmp_path / "b.zst", zst(PLAIN) + b"garbage after the end"))))
 
 
 @pytest.mark.parametrize("cut", [3, 12, 200, -1, -8])
 def test_truncated_gz(tmp_path: Path, cut: int) -> None:
     path = write(tmp_path / "cut.jsonl.gz", gzip.compress(PLAIN)[:cut])
     with pytest.raises(DataError, match=r"cut.jsonl.gz: truncated gzip"):
-        list(read(path))
+        list(read(FileSource(path)))
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_other_files_are_called_what_they_are(
     tmp_path: Path, name: str, content: bytes, message: str
 ) -> None:
     with pytest.raises(DataError, match=message):
-        list(read(write(tmp_path / name, content)))
+        list(read(FileSource(write(tmp_path / name, content))))
 
 
 @pytest.mark.parametrize(
@@ -164,12 +164,12 @@ def test_other_files_are_called_what_they_are(
 )
 def test_bad_lines(tmp_path: Path, line: bytes, reason: str) -> None:
     path = write(tmp_path / "bad.jsonl", LINES[0].encode() + b"\n" + line + b"\n" + PLAIN)
-    items = list(read(path))
+    items = list(read(FileSource(path)))
     bad = [item for item in items if isinstance(item, BadLine)]
     assert len(items) == len(LINES) + 2
     assert [(item.line, item.byte_offset) for item in bad] == [(2, len(LINES[0]) + 1)]
     assert reason in bad[0].reason
-    assert bad[0].message(path).startswith(f"{path}:2: ")
+    assert bad[0].message(FileSource(path)).startswith(f"{path}:2: ")
 
 
 @pytest.mark.parametrize("meta", ["null", "{}", '"x"', '{"pile_set_name": 3}', "[]"])
@@ -190,14 +190,18 @@ def test_folders_and_globs_in_name_order(
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("{}")
     expected = ["10.jsonl", "9.gz", "a.parquet", "b/1.jsonl", "b/2.jsonl.zst"]
-    found = find_inputs([str(tmp_path)])
+
+    def paths(*patterns: str) -> list[Path]:
+        return [Path(source.name) for source in find_inputs(patterns)]
+
+    found = paths(str(tmp_path))
     assert [path.relative_to(tmp_path).as_posix() for path in found] == expected
     assert (
         "ignored .hidden.jsonl, MANIFEST.json, README.md, c.jsonl.part" in capsys.readouterr().err
     )
-    assert find_inputs([f"{tmp_path}/**/*.jsonl*"]) == [found[0], *found[3:]]
-    assert find_inputs([str(found[3]), str(tmp_path)]) == [found[3], *found[:3], found[4]]
-    assert find_inputs([str(tmp_path / "MANIFEST.json")]) == [tmp_path / "MANIFEST.json"]
+    assert paths(f"{tmp_path}/**/*.jsonl*") == [found[0], *found[3:]]
+    assert paths(str(found[3]), str(tmp_path)) == [found[3], *found[:3], found[4]]
+    assert paths(str(tmp_path / "MANIFEST.json")) == [tmp_path / "MANIFEST.json"]
 
 
 def test_nothing_found(tmp_path: Path) -> None:
