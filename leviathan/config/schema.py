@@ -197,6 +197,12 @@ class PrepConfig(Strict):
     seq_len: PositiveInt = 512
     out: UserPath
     workers: PositiveInt = 1
+    executor: Literal["local", "ray", "rank"] = Field(
+        default="local", description="where: processes here, a Ray cluster, one slice a rank"
+    )
     on_error: Literal["fail", "quarantine"] = "fail"
     max_reject_fraction: float = Field(default=0.01, ge=0, le=1, strict=False)
     drop_duplicates: bool = False
+    mixing: dict[str, NonNegativeFloat] = Field(
+        default_factory=dict, description="epochs of the training split by subset; 1 if not named"
+    )

@@ -92,9 +92,7 @@ def shard_entry(path: Path, rows: int, sha256: str, seq_len: int, dtype: str) ->
     return entry(path.name, _settings(seq_len, dtype), rows, path.stat().st_size, sha256)
 
 
-def entry(
-    name: str, settings: dict[str, Any], rows: int, size: int, sha256: str
-) -> dict[str, Any]:
+def entry(name: str, settings: dict[str, Any], rows: int, size: int, sha256: str) -> dict[str, Any]:
     """What `index.json` says of a shard."""
     raw = {"basename": name, "bytes": size, "hashes": {"sha256": sha256}}
     return settings | {"samples": rows, "raw_data": raw, "zip_data": None}

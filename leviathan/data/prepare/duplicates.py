@@ -19,9 +19,7 @@ from leviathan.data.prepare.tokenise import TRAIN
 _BUCKET_DOCUMENTS = 1 << 20
 _MOST_BUCKETS = 512  # files open at once
 
-_RECORD = np.dtype(
-    [("digest", "<u8", (2,)), ("document", "<i8"), ("is_training", "u1")]
-)
+_RECORD = np.dtype([("digest", "<u8", (2,)), ("document", "<i8"), ("is_training", "u1")])
 
 
 def drop_duplicates(parts: Sequence[Part], folder: Path) -> tuple[list[Part], int]:
@@ -67,7 +65,8 @@ def _distribute(parts: Sequence[Part], firsts: np.ndarray, buckets: Path, bits: 
     """Writes the record of each document into the file of its digest's leading `bits`."""
     with ExitStack() as stack:
         files = [
-            stack.enter_context((buckets / f"{number:03}").open("wb")) for number in range(1 << bits)
+            stack.enter_context((buckets / f"{number:03}").open("wb"))
+            for number in range(1 << bits)
         ]
         for part, start in zip(parts, firsts.tolist(), strict=True):
             for first in range(0, part.documents, SLICE_DOCUMENTS):

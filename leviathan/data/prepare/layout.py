@@ -242,7 +242,9 @@ class Stretch:
             ends.append(stream_ends - self.begin)
             subsets.append(part.subset_of[table["subset"][chosen]])
             number = int(entry["document"]) + low if number < 0 else number
-        return Documents(np.concatenate(pieces), np.concatenate(ends), np.concatenate(subsets), number)
+        return Documents(
+            np.concatenate(pieces), np.concatenate(ends), np.concatenate(subsets), number
+        )
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from leviathan.data.mds_write import (
 from leviathan.data.prepare.layout import Layout, Stretch
 from leviathan.data.prepare.pool import Pool
 from leviathan.data.tokenizer import Tokenizer
+from leviathan.errors import DataError
 
 _COUNTED_AT_ONCE = 1 << 20
 
@@ -125,20 +126,29 @@ def shard_tasks(layout: Layout, tokenizer: Tokenizer, seq_len: int, out: Path) -
 
 def pack_shard(task: ShardTask, on_ids: Callable[[int], Any]) -> Packed:
     """Writes one shard; one that is there from an earlier run is only read."""
-    dtype = token_dtype(task.vocab_size)
-    if task.path.exists():  # whole, as it was renamed when it was
-        content = read_shard(task.path, task.seq_len, dtype)
-        ids = content.tokens[:, :-1].reshape(-1)[: task.stretch.end - task.stretch.begin]
-        counts = count_ids(ids, task.vocab_size)
-        if task.last:
-            counts[content.tokens[-1, content.n_valid[-1] - 1]] += 1
-        entry = shard_entry(task.path, task.rows, content.sha256, task.seq_len, dtype)
-    else:
+    packed = _read_again(task) if task.path.exists() else None
+    if packed is None:
         rows, ids = _cut(task)
         counts = count_ids(ids if task.last else ids[:-1], task.vocab_size)
-        entry = write_shard(task.path, rows)
-    on_ids(len(ids))
-    return Packed(entry, counts)
+        packed = Packed(write_shard(task.path, rows), counts)
+    on_ids(task.stretch.end - task.stretch.begin)
+    return packed
+
+
+def _read_again(task: ShardTask) -> Packed | None:
+    """What `pack_shard` would return for a shard that is there; None if it is not whole."""
+    dtype = token_dtype(task.vocab_size)
+    ids = task.stretch.end - task.stretch.begin
+    try:
+        content = read_shard(task.path, task.seq_len, dtype)
+    except DataError:
+        return None
+    if (len(content.n_valid), (content.n_valid - 1).sum() + 1) != (task.rows, ids):
+        return None
+    counts = count_ids(content.tokens[:, :-1].reshape(-1)[:ids], task.vocab_size)
+    if task.last and ids > task.rows * task.seq_len:
+        counts[content.tokens[-1, -1]] += 1
+    return Packed(shard_entry(task.path, task.rows, content.sha256, task.seq_len, dtype), counts)
 
 
 def count_ids(ids: np.ndarray, vocab_size: int) -> np.ndarray:

@@ -6,10 +6,8 @@ in any order, on any number of workers, again or not at all.
 
 import hashlib
 import json
-import multiprocessing
 import os
 import shutil
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -205,28 +203,3 @@ def _join(encoded: list[np.ndarray], tokenizer: Tokenizer) -> np.ndarray:
     end = np.array([tokenizer.end_of_text], np.uint32)
     pieces = [piece for ids in encoded for piece in (ids, end)]
     return np.concatenate(pieces).astype(token_dtype(tokenizer.vocab_size))
-
-
-# ---------------------------------------------------------------- worker processes
-
-_progress: Any = None
-
-
-def start_worker(progress: Any) -> None:
-    """Initialises a pool process: where to report to, and to end when its parent is gone."""
-    global _progress
-    _progress = progress
-    progress.cancel_join_thread()  # ending must not wait for someone to read the last numbers
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def end_with_parent() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
-
-
-def tokenise_in_worker(task: Task) -> PartInfo:
-    """`tokenise`, reporting the bytes read through the queue given to `start_worker`."""
-    return tokenise(task, _progress.put)

@@ -9,7 +9,7 @@ import numpy as np
 from leviathan.console import progress_bar
 from leviathan.data.format import COUNTS_FILE, DATASET_FILE, DatasetInfo
 from leviathan.data.mds import open_split
-from leviathan.data.prepare.pipeline import fingerprint
+from leviathan.data.prepare.assemble import fingerprint
 from leviathan.data.tokenizer import load_tokenizer
 from leviathan.errors import DataError
 
