@@ -95,8 +95,8 @@ class DatasetInfo(_Record):
     """`dataset.json`: what a data set holds and what it was made of.
 
     `fingerprint` covers the ids and their order, not where or how they were made; it seeds the
-    order of training. `config` leaves out what does not change a byte (`out`, `workers`, `executor`).
-    With `mixing`, the splits' documents and ids count copies, those of `sources` do not.
+    order of training. `config` leaves out what changes no byte: `out`, `workers`, `executor`.
+    With `mixing`, the documents and ids of the splits count copies, those of `sources` do not.
     """
 
     format_version: int

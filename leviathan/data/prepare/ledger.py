@@ -1,4 +1,4 @@
-"""The state of a preparation in its output folder: its writers, its configuration, what is finished.
+"""The state of a preparation in its output folder: writers, configuration, finished work.
 
 While it runs, `out/.prep/` holds
 

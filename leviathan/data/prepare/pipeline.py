@@ -1,4 +1,4 @@
-"""The whole preparation: `prepare(config)`, and `merge` for one that many machines have made.
+"""The whole preparation: `prepare(config)`.
 
 Files are tokenised independently (and in parallel) into parts, then packed into shards that are
 independent of each other as well. So the bytes of the data set follow from the inputs and the
@@ -7,7 +7,7 @@ configuration alone, and a killed run continues with what it had finished.
 
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ from leviathan.data.prepare.ledger import (
     Ledger,
     check_same,
     is_finished,
-    read_json,
     sole_writer,
     writer_of_slice,
 )
@@ -71,66 +70,25 @@ def prepare(config: PrepConfig) -> dict[str, Any]:
     tokenizer = load_tokenizer(config.tokenizer)
     identity = _identity(config, tokenizer)
     if part is not None:
-        with writer_of_slice(config.out, part.rank, part.world), _told(config.out):
+        with writer_of_slice(config.out, part.rank, part.world), told(config.out):
             return _prepare_slice(config, inputs, tokenizer, identity, part)
     with sole_writer(config.out):
         if is_finished(config.out):  # another process finished it between the look and the lock
             return _already_finished(config, inputs)
         with (
-            _told(config.out),
+            told(config.out),
             Ledger(config.out, identity) as ledger,
             open_pool(config.executor, config.workers) as pool,
         ):
             tasks = _begin(config, inputs, tokenizer, ledger)
             infos = _tokenise_all(list(enumerate(tasks)), ledger, config, pool)
             folders = [task.part for task in tasks]
-            return _pack(config, infos, folders, tokenizer, ledger, pool).summary()
-
-
-def merge(out: Path, others: Sequence[Path], workers: int = 1) -> dict[str, Any]:
-    """Packs the parts that slices have left in `out`, or in folders of their own.
-
-    Returns:
-        `DatasetInfo.summary()` of the finished data set in `out`.
-
-    Raises:
-        DataError: a part is missing, a slice is still at work, or the folders do not belong
-            together.
-    """
-    if is_finished(out):
-        info = DatasetInfo.load(out)
-        say(f"{out} is complete: {info.splits['train'].rows:,} training rows. Nothing to do.")
-        return info.summary()
-    begun = [folder for folder in (out, *others) if (folder / WORK_FOLDER).is_dir()]
-    if missing := {out, *others} - set(begun) - {out}:
-        raise DataError(
-            f"{min(missing)} holds no slice: it was not made by `leviathan prep executor=rank`"
-        )
-    if not begun:
-        raise DataError(f"{out} holds no slices: run `leviathan prep … executor=rank` first")
-    with ExitStack() as stack:
-        for folder in dict.fromkeys([out, *begun]):
-            stack.enter_context(sole_writer(folder))
-        stack.enter_context(_told(out))
-        works = [folder / WORK_FOLDER for folder in begun]
-        identity = read_json(works[0] / "config.json")
-        request = _request_of(works)
-        for work in works:
-            check_same(read_json(work / "config.json"), identity, work.parent)
-        config = PrepConfig.model_validate(
-            request["config"] | {"out": out, "workers": workers}, strict=False
-        )
-        ledger = stack.enter_context(Ledger(out, identity, shared=True))
-        ledger.record(request)
-        folders, infos = _gather(request["inputs"], works, config)
-        tokenizer = load_tokenizer(works[0] / "tokenizer")
-        pool = stack.enter_context(open_pool("local", workers))
-        return _pack(config, infos, folders, tokenizer, ledger, pool).summary()
+            return pack_parts(config, infos, folders, tokenizer, ledger, pool).summary()
 
 
 @contextmanager
-def _told(out: Path) -> Iterator[None]:
-    """A full disk and its like are the user's to mend."""
+def told(out: Path) -> Iterator[None]:
+    """Turns a full disk and its like, the user's to mend, into a DataError."""
     try:
         yield
     except OSError as error:
@@ -218,13 +176,18 @@ def _tokenise_all(
         def finish(index: int, info: PartInfo) -> None:
             done[index] = info
             bar.advance(0, note=f"{len(done)}/{len(tasks)} files")
-            _check_rejects(list(done.values()), config.max_reject_fraction)
+            check_rejects(list(done.values()), config.max_reject_fraction)
 
         pool.run(tokenise, pending, bar.advance, finish)
     return [done[index] for index, _ in tasks]
 
 
-def _check_rejects(infos: Sequence[PartInfo], limit: float) -> None:
+def check_rejects(infos: Sequence[PartInfo], limit: float) -> None:
+    """Ends a hopeless preparation.
+
+    Raises:
+        DataError: more of the lines are bad than `limit` allows.
+    """
     rejected = sum(info.rejected for info in infos)
     lines = rejected + sum(info.documents + info.empty for info in infos)
     if rejected > FEW_REJECTS and rejected > limit * lines:
@@ -237,7 +200,7 @@ def _check_rejects(infos: Sequence[PartInfo], limit: float) -> None:
 # ---------------------------------------------------------------- packing
 
 
-def _pack(
+def pack_parts(
     config: PrepConfig,
     infos: Sequence[PartInfo],
     folders: Sequence[Path],
@@ -245,7 +208,19 @@ def _pack(
     ledger: Ledger,
     pool: Pool,
 ) -> DatasetInfo:
-    """The data set of finished parts."""
+    """Makes the data set of finished parts.
+
+    Args:
+        config: what was asked for.
+        infos: description of each part.
+        folders: where each part lies.
+        tokenizer: of the ids.
+        ledger: of the data set's folder.
+        pool: where shards are written.
+
+    Raises:
+        DataError: no documents, none for training, or `mixing` names none of their subsets.
+    """
     _check_documents(infos, config)
     subsets = sorted({name for info in infos for name in info.subsets})
     number = {name: place for place, name in enumerate(subsets)}
@@ -279,54 +254,6 @@ def _pack(
         if not config.mixing:
             ledger.close()  # only a configuration helps that cannot continue this work
         raise
-
-
-def _gather(
-    inputs: Sequence[Sequence[Any]], works: Sequence[Path], config: PrepConfig
-) -> tuple[list[Path], list[PartInfo]]:
-    """The folder and description of every input's part, wherever it lies."""
-    folders: list[Path] = []
-    infos: list[PartInfo] = []
-    missing: list[str] = []
-    for index, (name, split, _) in enumerate(inputs):
-        found = [work / "parts" / f"{index:05}" for work in works]
-        found = [folder for folder in found if (folder / "part.json").is_file()]
-        described = [PartInfo.load(folder) for folder in found]
-        if not found:
-            missing.append(name)
-            continue
-        info = described[0]
-        if (info.path, info.split) != (name, split) or any(
-            (other.content, other.sha256) != (info.content, info.sha256) for other in described
-        ):
-            raise DataError(
-                f"the parts {', '.join(map(str, found))} contradict each other or are not of "
-                f"{name}: remove them and run their slice again"
-            )
-        if info.rejected and config.on_error == "fail":
-            raise DataError(f"{found[0]} leaves out bad lines, but on_error=fail is asked for")
-        folders.append(found[0])
-        infos.append(info)
-    if missing:
-        names = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if missing[5:] else "")
-        raise DataError(
-            f"{len(missing)} of {len(inputs)} files are not tokenised yet: {names}; run the slices "
-            "again that make them, or name the folders that hold them"
-        )
-    _check_rejects(infos, config.max_reject_fraction)
-    return folders, infos
-
-
-def _request_of(works: Sequence[Path]) -> dict[str, Any]:
-    """What the slices were asked to make, which must be the same."""
-    requests = [read_json(work / "request.json") for work in works]
-    for work, request in zip(works, requests, strict=True):
-        if request != requests[0]:
-            raise DataError(
-                f"{work.parent} was made of other files, or with another configuration, than "
-                f"{works[0].parent}: give every slice the same"
-            )
-    return requests[0]
 
 
 # ---------------------------------------------------------------- what goes in
