@@ -241,6 +241,9 @@ class PrepConfig(Strict):
     seq_len: PositiveInt = 512
     out: UserPath
     workers: PositiveInt = 1
+    executor: Literal["local", "ray", "rank"] = Field(
+        default="local", description="where: processes here, a Ray cluster, one slice a rank"
+    )
     on_error: Literal["fail", "quarantine"] = "fail"
     max_reject_fraction: float = Field(default=0.01, ge=0, le=1, strict=False)
     max_document_bytes: PositiveInt = Field(
@@ -249,4 +252,7 @@ class PrepConfig(Strict):
     drop_duplicates: bool = False
     backend: Literal["auto", "gigatoken", "tiktoken"] = Field(
         default="auto", description="what encodes; never changes an id"
+    )
+    mixing: dict[str, NonNegativeFloat] = Field(
+        default_factory=dict, description="epochs of the training split by subset; 1 if not named"
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
+from leviathan.config.schema import PrepConfig
 from leviathan.data.prepare.hub import HubSource, read_hub
 from leviathan.data.prepare.records import (
     NO_SUBSET,
@@ -26,11 +27,23 @@ from leviathan.data.prepare.texts import TextFolder, read_texts
 from leviathan.data.prepare.unpack import BOM, BUFFER, named, sniff, unpack
 from leviathan.errors import DataError
 
-__all__ = ["NO_SUBSET", "BadLine", "Document", "Reading", "read"]
+__all__ = ["NO_SUBSET", "BadLine", "Document", "Reading", "read", "reading_of"]
 
 OnBytes = Callable[[int], Any] | None
 
 _PARQUET_BYTES = 1 << 23  # of rows decoded at once, as far as their mean size tells
+
+
+def reading_of(source: Source, config: PrepConfig) -> Reading:
+    """Where text and subset stand in `source`, and how long a document may be."""
+    keys = {"text_key": config.source.text_key, "subset_key": config.source.subset_key}
+    if isinstance(source, HubSource):
+        keys |= source.reading
+    return Reading(
+        default_subset=config.source.default_subset,
+        max_document_bytes=config.max_document_bytes,
+        **keys,
+    )
 
 
 def read(

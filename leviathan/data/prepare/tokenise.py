@@ -6,10 +6,8 @@ in any order, on any number of workers, again or not at all.
 
 import hashlib
 import json
-import multiprocessing
 import os
 import shutil
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
@@ -19,7 +17,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from leviathan.console import say
-from leviathan.data.encoders import Encoder, TiktokenEncoder, make_encoder
+from leviathan.data.encoders import Backend, Encoder, TiktokenEncoder, make_encoder
 from leviathan.data.files import write_atomic
 from leviathan.data.format import token_dtype
 from leviathan.data.prepare.reader import BadLine, Document, Reading, read
@@ -53,7 +51,8 @@ class Task:
     """What one worker needs to know to make one part.
 
     Attributes:
-        keep: names a document's subset, and says whether the document is wanted.
+        include: subsets to keep, all if empty; `exclude`: subsets to leave out.
+        backend: what encodes; `auto` chooses.
         threads: for tiktoken alone; gigatoken is faster than its reader.
     """
 
@@ -135,16 +134,25 @@ def load_encoder(folder: Path, backend: str) -> tuple[Tokenizer, Encoder]:
     key = (str(folder), backend, (folder / RANKS_FILE).stat().st_mtime_ns)
     if key not in _encoders:
         tokenizer = load_tokenizer(folder)
-        remember_encoder(folder, tokenizer, make_encoder(tokenizer, backend), backend)
+        remember_encoder(folder, tokenizer, backend)
     return _encoders[key]
 
 
-def remember_encoder(folder: Path, tokenizer: Tokenizer, encoder: Encoder, backend: str) -> None:
-    """Saves this and forked processes loading the tokenizer that was saved in `folder`."""
+def remember_encoder(folder: Path, tokenizer: Tokenizer, backend: str) -> Backend:
+    """Makes the encoder of `tokenizer`, which lies in `folder`, for this and forked processes.
+
+    Returns:
+        The backend that was taken.
+
+    Raises:
+        DataError: the backend asked for cannot be used with this tokenizer.
+    """
     stamp = (folder / RANKS_FILE).stat().st_mtime_ns
+    encoder = make_encoder(tokenizer, backend)
     _encoders.clear()  # one is all that a process needs
     for name in {backend, encoder.backend}:
         _encoders[str(folder), name, stamp] = tokenizer, encoder
+    return encoder.backend
 
 
 class _Mismatch(Exception):
@@ -326,28 +334,3 @@ class _Writer:
         pieces = [piece for ids in encoded for piece in (ids, self._end)]
         joined = np.empty(sum(map(len, pieces)), self.dtype)
         return np.concatenate(pieces, out=joined, casting="same_kind")
-
-
-# ---------------------------------------------------------------- worker processes
-
-_progress: Any = None
-
-
-def start_worker(progress: Any) -> None:
-    """Initialises a pool process: where to report to, and to end when its parent is gone."""
-    global _progress
-    _progress = progress
-    progress.cancel_join_thread()  # ending must not wait for someone to read the last numbers
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def end_with_parent() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
-
-
-def tokenise_in_worker(task: Task) -> PartInfo:
-    """`tokenise`, reporting the bytes read through the queue given to `start_worker`."""
-    return tokenise(task, _progress.put)

@@ -210,6 +210,7 @@ def test_nothing_found(tmp_path: Path) -> None:
         find_inputs([str(tmp_path / "nowhere")])
     with pytest.raises(DataError, match="/dev/null is not a regular file"):
         find_inputs(["/dev/null"])
-    for pattern in (str(tmp_path), f"{tmp_path}/*.jsonl", f"{tmp_path}/*.txt"):
+    (tmp_path / "notes.txt").rename(tmp_path / "notes.tex")
+    for pattern in (str(tmp_path), f"{tmp_path}/*.jsonl", f"{tmp_path}/*.tex"):
         with pytest.raises(DataError, match="no corpus files"):
             find_inputs([pattern])
