@@ -4,13 +4,13 @@ Both end up as the same `Tokenizer`: tiktoken merges, tiktoken ids, one end-of-t
 vocabulary is stored in tiktoken's rank format, so every tool that reads that format can use it.
 """
 
-import base64
 import binascii
 import difflib
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -176,15 +176,12 @@ def _load_ranks(path: Path) -> dict[bytes, int]:
         content = path.read_bytes()
     except OSError as error:
         raise DataError(f"tokenizer file {path}: {error.strerror}") from None
-    ranks: dict[bytes, int] = {}
-    for number, line in enumerate(content.splitlines(), 1):
-        try:
-            token, rank = line.split()
-            ranks[base64.b64decode(token, validate=True)] = int(rank)
-        except (ValueError, binascii.Error):
-            raise DataError(
-                f"{path}:{number}: expected a base64 token and its rank, found {line[:40]!r}"
-            ) from None
+    fields = content.split()
+    try:
+        tokens = [binascii.a2b_base64(token, strict_mode=True) for token in fields[::2]]
+        ranks = dict(zip(tokens, map(int, fields[1::2]), strict=True))
+    except (ValueError, binascii.Error):
+        raise _bad_rank_line(path, content) from None
     if len(set(ranks.values())) != content.count(b"\n") + (content[-1:] not in (b"", b"\n")):
         raise DataError(f"{path}: the same token or rank stands there twice")
     missing = sum(bytes([byte]) not in ranks for byte in range(256))
@@ -193,9 +190,23 @@ def _load_ranks(path: Path) -> dict[bytes, int]:
     return ranks
 
 
+def _bad_rank_line(path: Path, content: bytes) -> DataError:
+    for number, line in enumerate(content.splitlines(), 1):
+        try:
+            token, rank = line.split()
+            binascii.a2b_base64(token, strict_mode=True)
+            int(rank)
+        except (ValueError, binascii.Error):
+            return DataError(
+                f"{path}:{number}: expected a base64 token and its rank, found {line[:40]!r}"
+            )
+    return DataError(f"{path}: not one base64 token and its rank a line")
+
+
 def _dump_ranks(ranks: dict[bytes, int]) -> bytes:
-    ordered = sorted(ranks.items(), key=lambda item: item[1])
-    return b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for token, rank in ordered)
+    encode = binascii.b2a_base64
+    ordered = sorted(ranks.items(), key=itemgetter(1))
+    return b"".join([b"%b %d\n" % (encode(token, newline=False), rank) for token, rank in ordered])
 
 
 # ---------------------------------------------------------------- training

@@ -102,8 +102,9 @@ def find_urls(pattern: str) -> list[ByteSource]:
         if pattern.endswith("/") or (not http and fs.isdir(path)):
             return keep_corpus_files(_sources(fs, fs.find(path)), pattern)
         return [_source(fs, path, pattern)]
-    except FileNotFoundError:
-        raise DataError(f"no such file or folder: {pattern}") from None
+    except FileNotFoundError as error:
+        reason = f" ({error.__cause__})" if error.__cause__ is not None else ""
+        raise DataError(f"no such file or folder: {pattern}{reason}") from None
     except DataError:
         raise
     except Exception as error:
