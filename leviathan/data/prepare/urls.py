@@ -100,6 +100,7 @@ def find_urls(pattern: str) -> list[ByteSource]:
         if any(sign in path for sign in ("*[" if http else "*?[")):
             return keep_corpus_files(_sources(fs, fs.glob(path)), pattern)
         if pattern.endswith("/") or (not http and fs.isdir(path)):
+            fs.ls(path)  # raises what `find` passes over
             return keep_corpus_files(_sources(fs, fs.find(path)), pattern)
         return [_source(fs, path, pattern)]
     except FileNotFoundError as error:

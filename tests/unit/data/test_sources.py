@@ -171,7 +171,7 @@ def test_http(server: str, corpus: Path) -> None:
     (corpus / "page.zst").write_text("<!DOCTYPE html><html>sign in</html>")
     with pytest.raises(DataError, match="an HTML page"):
         texts_in(find_inputs([f"{server}/page.zst"])[0])
-    with pytest.raises(DataError, match="cannot be reached"):
+    with pytest.raises(DataError, match="9/folder/: cannot be reached"):
         find_inputs(["http://127.0.0.1:9/folder/"])
     with pytest.raises(DataError, match=r"127.0.0.1:9/x.jsonl \(Cannot connect"):
         find_inputs(["http://127.0.0.1:9/x.jsonl"])
