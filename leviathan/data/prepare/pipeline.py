@@ -24,6 +24,7 @@ from leviathan.data.prepare.assemble import (
     epochs,
 )
 from leviathan.data.prepare.duplicates import drop_duplicates
+from leviathan.data.prepare.estimate import announce
 from leviathan.data.prepare.layout import IdFile, Part
 from leviathan.data.prepare.ledger import (
     Ledger,
@@ -81,7 +82,7 @@ def prepare(config: PrepConfig) -> dict[str, Any]:
             open_pool(config.executor, config.workers) as pool,
         ):
             tasks = _begin(config, inputs, tokenizer, ledger)
-            infos = _tokenise_all(list(enumerate(tasks)), ledger, config, pool)
+            infos = _tokenise_all(list(enumerate(tasks)), inputs, tokenizer, ledger, config, pool)
             folders = [task.part for task in tasks]
             return pack_parts(config, infos, folders, tokenizer, ledger, pool).summary()
 
@@ -133,7 +134,7 @@ def _prepare_slice(
     ):
         tasks = _begin(config, inputs, tokenizer, ledger)
         mine = list(enumerate(tasks))[part.rank :: part.world]
-        infos = _tokenise_all(mine, ledger, config, pool)
+        infos = _tokenise_all(mine, [], tokenizer, ledger, config, pool)
     say(
         f"slice {part.rank} of {part.world}: {len(infos)} of {len(tasks)} files are done; after "
         f"the last slice, run `leviathan data merge {config.out}`"
@@ -148,9 +149,14 @@ def _prepare_slice(
 
 
 def _tokenise_all(
-    tasks: Sequence[tuple[int, Task]], ledger: Ledger, config: PrepConfig, pool: Pool
+    tasks: Sequence[tuple[int, Task]],
+    packed: Inputs,
+    tokenizer: Tokenizer,
+    ledger: Ledger,
+    config: PrepConfig,
+    pool: Pool,
 ) -> list[PartInfo]:
-    """Makes the part of every task that has none yet.
+    """Makes the part of every task that has none yet; says before what the disk must hold.
 
     Returns:
         One description a task, in order.
@@ -169,6 +175,14 @@ def _tokenise_all(
             ((index, task) for index, task in tasks if index not in done),
             key=lambda item: -sizes[item[0]],
         )
+    )
+    announce(
+        [task.source for task in pending.values()],
+        [source for source, _ in packed],
+        tokenizer,
+        config.seq_len,
+        max([1.0, *config.mixing.values()]),
+        config.out,
     )
     total, start = sum(sizes.values()) or None, sum(sizes[index] for index in done)
     with progress_bar("tokenising (bytes)", total=total, start=start) as bar:
