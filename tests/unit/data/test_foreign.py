@@ -140,7 +140,7 @@ def test_what_the_format_gets_wrong(tmp_path: Path, data: Any) -> None:
     with pytest.raises(DataError, match=r"the data set has no 'val' split"):
         data().rows("val")
     (tmp_path / "set/shard.00000.mds").unlink()
-    with pytest.raises(DataError, match="shard.00000.mds: this shard is missing"):
+    with pytest.raises(DataError, match=r"shard.00000.mds: this shard is missing"):
         data()
 
 
