@@ -190,21 +190,29 @@ def _tokenise_all(
         def finish(index: int, info: PartInfo) -> None:
             done[index] = info
             bar.advance(0, note=f"{len(done)}/{len(tasks)} files")
-            check_rejects(list(done.values()), config.max_reject_fraction)
+            if packed:  # one slice cannot know how many good lines the others have
+                share = sum(sizes[number] for number in done) / max(1, sum(sizes.values()))
+                check_rejects(list(done.values()), config.max_reject_fraction, share)
 
         pool.run(tokenise, pending, bar.advance, finish)
     return [done[index] for index, _ in tasks]
 
 
-def check_rejects(infos: Sequence[PartInfo], limit: float) -> None:
+def check_rejects(infos: Sequence[PartInfo], limit: float, share: float = 1) -> None:
     """Ends a hopeless preparation.
+
+    Args:
+        infos: finished parts.
+        limit: on bad lines over lines.
+        share: of the corpus that they are of. The rest is taken to have as many lines and no bad
+            one, so that the order in which files are done decides nothing.
 
     Raises:
         DataError: more of the lines are bad than `limit` allows.
     """
     rejected = sum(info.rejected for info in infos)
     lines = rejected + sum(info.documents + info.empty for info in infos)
-    if rejected > FEW_REJECTS and rejected > limit * lines:
+    if rejected > FEW_REJECTS and rejected * share > limit * lines:
         raise DataError(
             f"{rejected:,} of {lines:,} lines are bad, more than max_reject_fraction={limit}; "
             f"for example in {next(info.path for info in infos if info.rejected)}"
