@@ -170,7 +170,7 @@ def _find_documents(source: Path, info: DatasetInfo, tokenizer: Tokenizer, folde
             with (folder / split).open("wb") as file:
                 for table in _tables(source, info, split, bytes_of, bar.advance):
                     table["split"] = _SPLITS[split]
-                    table.tofile(file)
+                    file.write(table.tobytes())
 
 
 def _tables(

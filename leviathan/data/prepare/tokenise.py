@@ -116,8 +116,8 @@ def _write_part(task: Task, folder: Path, on_bytes: Callable[[int], Any]) -> Par
             documents += len(batch)
             if batch:
                 table = _table(batch, encoded, subsets, task)
-                _join(encoded, tokenizer).tofile(ids_file)
-                table.tofile(table_file)
+                ids_file.write(_join(encoded, tokenizer).tobytes())
+                table_file.write(table.tobytes())
                 content.update(np.ascontiguousarray(table["digest"]).tobytes())
     return PartInfo(
         path=task.source.name,
