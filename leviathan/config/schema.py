@@ -76,10 +76,27 @@ class ModelFile(Strict):
 # ---------------------------------------------------------------- a training run
 
 
+class MdsTokensFormat(Strict):
+    """MDS shards that another converter wrote: one column of ids, no dataset.json."""
+
+    kind: Literal["mds_tokens"]
+    column: str = "tokens"
+    dtype: Literal["uint16", "uint32", "int32", "int64"] | None = Field(
+        default=None, description="of the ids; needed where the column is plain bytes"
+    )
+    tokenizer: str = Field(description="whose ids they are: a tiktoken name or a .tiktoken file")
+    vocab_size: PositiveInt | None = Field(default=None, description="else the tokenizer's")
+    end_of_text: int | None = Field(default=None, ge=0, description="else the tokenizer's")
+    cache: UserPath | None = Field(default=None, description="where packed shards are unpacked to")
+
+
 class DataConfig(Strict):
-    """Which prepared data set, and how far apart its rows are shuffled."""
+    """Which data set, and how far apart its rows are shuffled."""
 
     path: UserPath = Field(description="folder with dataset.json, train/ and val/")
+    format: MdsTokensFormat | None = Field(
+        default=None, description="for a data set that `leviathan prep` did not make"
+    )
     shuffle_window: PositiveInt = Field(default=10_000, description="rows")
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from pydantic import BaseModel, Field, TypeAdapter
@@ -69,6 +70,14 @@ class Row:
     n_valid: int
 
 
+class OpenShard(Protocol):
+    """A shard whose rows can be read."""
+
+    def row(self, index: int) -> Row:
+        """Row `index` of the shard."""
+        ...
+
+
 class Rows:
     """The rows of one split (`DATA/train`), by number.
 
@@ -78,11 +87,14 @@ class Rows:
     """
 
     def __init__(self, split_dir: Path) -> None:
-        self.directory = split_dir
         self.shards = read_index(split_dir)
-        self.shard_rows = np.array([shard.samples for shard in self.shards], np.int64)
+        self._attach(split_dir, [shard.samples for shard in self.shards])
+
+    def _attach(self, directory: Path, shard_rows: list[int]) -> None:
+        self.directory = directory
+        self.shard_rows = np.array(shard_rows, np.int64)
         self._ends = np.cumsum(self.shard_rows)
-        self._open: Callable[[int], _Shard] = lru_cache(_OPEN_SHARDS)(self._open_shard)
+        self._open: Callable[[int], OpenShard] = lru_cache(_OPEN_SHARDS)(self._open_shard)
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -95,10 +107,13 @@ class Rows:
         try:
             return self._open(shard).row(index)
         except (ValueError, IndexError, TypeError) as error:
-            file = self.directory / self.shards[shard].raw_data.basename
+            file = self.directory / self._file_name(shard)
             raise DataError(f"{file}: row {index} is damaged ({error}): copy it again") from None
 
-    def _open_shard(self, index: int) -> "_Shard":
+    def _file_name(self, shard: int) -> str:
+        return self.shards[shard].raw_data.basename
+
+    def _open_shard(self, index: int) -> "OpenShard":
         return _Shard(self.directory / self.shards[index].raw_data.basename, self.shards[index])
 
 

@@ -132,7 +132,7 @@ def _head(rows: ShardRows, settings: bytes) -> bytes:
 def _blocks(rows: ShardRows) -> Any:
     """The bytes of the rows, some thousands of rows at a time."""
     width, step = rows.ids.itemsize, rows.seq_len * rows.ids.itemsize
-    tokens = memoryview(np.ascontiguousarray(rows.ids)).cast("B")
+    tokens = np.ascontiguousarray(rows.ids).data.cast("B")
     first_subset = np.concatenate([[0], np.cumsum(rows.documents)])
     for begin in range(0, len(rows.n_valid), _BLOCK_ROWS):
         end = min(begin + _BLOCK_ROWS, len(rows.n_valid))
@@ -173,7 +173,7 @@ def _before_tokens(
     first = np.cumsum(documents) - documents
     place = np.repeat(at + 1 + width - 2 * first, documents) + 2 * np.arange(len(subsets))
     out[place], out[place + 1] = subsets & 255, subsets >> 8
-    return memoryview(out), ends
+    return out.data, ends
 
 
 def _length_width(documents: np.ndarray) -> np.ndarray:

@@ -140,8 +140,9 @@ def epochs(mixing: Mapping[str, float], subsets: Sequence[str]) -> np.ndarray | 
     """
     for name in mixing:
         if name not in subsets:
-            near = difflib.get_close_matches(name, subsets, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(subsets)}"
+            lower = {subset.lower(): subset for subset in subsets}
+            near = difflib.get_close_matches(name.lower(), lower, n=1)
+            hint = f"did you mean {lower[near[0]]!r}?" if near else f"it has {', '.join(subsets)}"
             raise DataError(f"mixing: the corpus has no subset {name!r}; {hint}")
     if not mixing:
         return None

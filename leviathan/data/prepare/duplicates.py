@@ -80,7 +80,7 @@ def _distribute(parts: Sequence[Part], firsts: np.ndarray, buckets: Path, bits: 
                 order = np.argsort(bucket, kind="stable")
                 ends = np.cumsum(np.bincount(bucket.astype(np.int64), minlength=len(files)))
                 for file, piece in zip(files, np.split(records[order], ends[:-1]), strict=True):
-                    piece.tofile(file)
+                    file.write(piece.tobytes())
 
 
 def _repeated(records: np.ndarray) -> np.ndarray:

@@ -71,12 +71,14 @@ class Part:
         table: file of its DOCUMENT_DTYPE records.
         subset_of: uint16, the data set's subset number for each of the part's own.
         keep: which documents are no duplicates; None keeps all.
+        only: of the part's own subsets, the one that is wanted; None: all.
     """
 
     table: Path
     ids: Ids
     subset_of: np.ndarray
     keep: Keep | None = None
+    only: int | None = None
 
     @property
     def documents(self) -> int:
@@ -117,6 +119,8 @@ class Choice:
         if part.keep is not None:
             start = part.keep.first + first
             mask &= np.fromfile(part.keep.path, np.bool_, len(table), offset=start)
+        if part.only is not None:
+            mask &= table["subset"] == part.only
         if self.epochs is not None:
             # The other half of the digest than the one that decides on validation.
             left = self.epochs[part.subset_of[table["subset"]]] - copy

@@ -26,6 +26,7 @@ from leviathan.data.prepare.tokenise import PartInfo, Task
 from leviathan.errors import DataError
 
 LOCK_FILE = ".prep.lock"
+TOKENIZER = "tokenizer"  # folder
 SPLITS = ("train", "val")
 
 
@@ -120,7 +121,7 @@ class Ledger:
         self.out, self.shared = out, shared
         self.work = out / WORK_FOLDER
         self.parts = self.work / "parts"
-        self.tokenizer = self.work / "tokenizer"
+        self.tokenizer = self.work / TOKENIZER
         path = self.work / "config.json"
         others = sorted(p.name for p in out.iterdir() if not p.name.startswith(WORK_FOLDER))
         if not path.is_file():

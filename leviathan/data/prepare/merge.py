@@ -8,7 +8,14 @@ from typing import Any
 from leviathan.config.schema import PrepConfig
 from leviathan.console import say
 from leviathan.data.format import WORK_FOLDER, DatasetInfo
-from leviathan.data.prepare.ledger import Ledger, check_same, is_finished, read_json, sole_writer
+from leviathan.data.prepare.ledger import (
+    TOKENIZER,
+    Ledger,
+    check_same,
+    is_finished,
+    read_json,
+    sole_writer,
+)
 from leviathan.data.prepare.pipeline import check_rejects, pack_parts, told
 from leviathan.data.prepare.pool import open_pool
 from leviathan.data.prepare.tokenise import PartInfo
@@ -49,10 +56,11 @@ def merge(out: Path, others: Sequence[Path], workers: int = 1) -> dict[str, Any]
         config = PrepConfig.model_validate(
             request["config"] | {"out": out, "workers": workers}, strict=False
         )
+        folders, infos = _gather(request["inputs"], works, config)
+        # `out` itself has none where an earlier merge was stopped before it was done.
+        tokenizer = load_tokenizer(next(w for w in works if (w / TOKENIZER).is_dir()) / TOKENIZER)
         ledger = stack.enter_context(Ledger(out, identity, shared=True))
         ledger.record(request)
-        folders, infos = _gather(request["inputs"], works, config)
-        tokenizer = load_tokenizer(works[0] / "tokenizer")
         pool = stack.enter_context(open_pool("local", workers))
         return pack_parts(config, infos, folders, tokenizer, ledger, pool).summary()
 

@@ -131,7 +131,7 @@ def pack_shard(task: ShardTask, on_ids: Callable[[int], Any]) -> Packed:
         rows, ids = _cut(task)
         counts = count_ids(ids if task.last else ids[:-1], task.vocab_size)
         packed = Packed(write_shard(task.path, rows), counts)
-    on_ids(task.stretch.end - task.stretch.begin)
+    on_ids(task.stretch.end - task.stretch.begin - (not task.last))
     return packed
 
 

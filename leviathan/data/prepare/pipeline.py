@@ -26,6 +26,7 @@ from leviathan.data.prepare.assemble import (
     epochs,
 )
 from leviathan.data.prepare.duplicates import drop_duplicates
+from leviathan.data.prepare.estimate import announce
 from leviathan.data.prepare.layout import IdFile, Part
 from leviathan.data.prepare.ledger import (
     Ledger,
@@ -84,7 +85,7 @@ def prepare(config: PrepConfig) -> dict[str, Any]:
             open_pool(config.executor, config.workers) as pool,
         ):
             tasks = _begin(config, inputs, tokenizer, ledger)
-            infos = _tokenise_all(list(enumerate(tasks)), tokenizer, ledger, config, pool)
+            infos = _tokenise_all(list(enumerate(tasks)), inputs, tokenizer, ledger, config, pool)
             folders = [task.part for task in tasks]
             return pack_parts(config, infos, folders, tokenizer, ledger, pool).summary()
 
@@ -139,7 +140,7 @@ def _prepare_slice(
     ):
         tasks = _begin(config, inputs, tokenizer, ledger)
         mine = list(enumerate(tasks))[part.rank :: part.world]
-        infos = _tokenise_all(mine, tokenizer, ledger, config, pool)
+        infos = _tokenise_all(mine, [], tokenizer, ledger, config, pool)
     say(
         f"slice {part.rank} of {part.world}: {len(infos)} of {len(tasks)} files are done; after "
         f"the last slice, run `leviathan data merge {config.out}`"
@@ -155,12 +156,13 @@ def _prepare_slice(
 
 def _tokenise_all(
     tasks: Sequence[tuple[int, Task]],
+    packed: Inputs,
     tokenizer: Tokenizer,
     ledger: Ledger,
     config: PrepConfig,
     pool: Pool,
 ) -> list[PartInfo]:
-    """Makes the part of every task that has none yet.
+    """Makes the part of every task that has none yet; says before what the disk must hold.
 
     Returns:
         One description a task, in order.
@@ -180,9 +182,18 @@ def _tokenise_all(
             key=lambda item: -sizes[item[0]],
         )
     )
+    announce(
+        [task.source for task in pending.values()],
+        [source for source, _ in packed],
+        tokenizer,
+        config.seq_len,
+        max([1.0, *config.mixing.values()]),
+        config.out,
+        next((task.reading for task in pending.values()), None),
+    )
     if pending:
         # Made once, told once, and there at once in processes that are forked now.
-        backend = remember_encoder(ledger.tokenizer, tokenizer, config.backend)
+        backend = remember_encoder(tokenizer, config.backend)
         pending = {index: replace(task, backend=backend) for index, task in pending.items()}
     if len(pending) > 1:
         pool.start()
@@ -192,21 +203,29 @@ def _tokenise_all(
         def finish(index: int, info: PartInfo) -> None:
             done[index] = info
             bar.advance(0, note=f"{len(done)}/{len(tasks)} files")
-            check_rejects(list(done.values()), config.max_reject_fraction)
+            if packed:  # one slice cannot know how many good lines the others have
+                share = sum(sizes[number] for number in done) / max(1, sum(sizes.values()))
+                check_rejects(list(done.values()), config.max_reject_fraction, share)
 
         pool.run(tokenise, pending, bar.advance, finish)
     return [done[index] for index, _ in tasks]
 
 
-def check_rejects(infos: Sequence[PartInfo], limit: float) -> None:
+def check_rejects(infos: Sequence[PartInfo], limit: float, share: float = 1) -> None:
     """Ends a hopeless preparation.
+
+    Args:
+        infos: finished parts.
+        limit: on bad lines over lines.
+        share: of the corpus that they are of. The rest is taken to have as many lines and no bad
+            one, so that the order in which files are done decides nothing.
 
     Raises:
         DataError: more of the lines are bad than `limit` allows.
     """
     rejected = sum(info.rejected for info in infos)
     lines = rejected + sum(info.documents + info.empty for info in infos)
-    if rejected > FEW_REJECTS and rejected > limit * lines:
+    if rejected > FEW_REJECTS and rejected * share > limit * lines:
         raise DataError(
             f"{rejected:,} of {lines:,} lines are bad, more than max_reject_fraction={limit}; "
             f"for example in {next(info.path for info in infos if info.rejected)}"

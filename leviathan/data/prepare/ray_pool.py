@@ -1,5 +1,6 @@
 """Tasks on a Ray cluster that is already there. The only module that knows Ray."""
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,14 +21,14 @@ def open_ray_pool() -> Iterator["_Cluster"]:
         ConfigError: Ray is not installed, or there is no cluster.
     """
     try:
-        import ray
+        import ray  # pyright: ignore[reportMissingImports] - an extra
     except ImportError:
         raise ConfigError(
             "executor=ray needs Ray: pip install 'leviathan[ray]', or use executor=local"
         ) from None
     address = os.environ.get("RAY_ADDRESS", "auto")
     try:
-        ray.init(address=address, log_to_driver=False, logging_level="error")
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError) as error:
         raise ConfigError(
             f"executor=ray: no Ray cluster at {address} ({error}): start one with `ray start "
