@@ -45,15 +45,21 @@ _BETWEEN = 1 << 25  # … looked at after every so many bytes of text
 
 
 class Encoder(Protocol):
-    """Turns a text into uint32 [ids]; a special token's string in it stays text.
-
-    Raises:
-        UnencodableText: where tiktoken cannot encode the text.
-    """
+    """Turns texts into ids."""
 
     backend: Backend
 
-    def encode(self, text: str) -> np.ndarray: ...  # noqa: D102
+    def encode(self, text: str, content: bytes | None = None) -> np.ndarray:
+        """The ids of a text, uint32; a special token's string in it stays text.
+
+        Args:
+            text: what to encode.
+            content: its UTF-8, if it is at hand.
+
+        Raises:
+            UnencodableText: where tiktoken cannot encode the text.
+        """
+        ...
 
 
 class TiktokenEncoder:
@@ -62,7 +68,11 @@ class TiktokenEncoder:
     backend: Backend = "tiktoken"
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self.encode = tokenizer.encode_array
+        self._tokenizer = tokenizer
+
+    def encode(self, text: str, content: bytes | None = None) -> np.ndarray:
+        """The ids of `text`, uint32."""
+        return self._tokenizer.encode_array(text)
 
 
 class GigatokenEncoder:
@@ -101,14 +111,13 @@ class GigatokenEncoder:
                 raise DataError(f"it refuses the vocabulary: {error}") from None
         self._fed, self._size = 0, self._process.memory_info().rss
 
-    def encode(self, text: str) -> np.ndarray:
+    def encode(self, text: str, content: bytes | None = None) -> np.ndarray:
         """The ids of `text`, uint32."""
         if len(text) > _LONG_BLANKS:
             return self._encode_long(text)
-        return self._encode_piece(text)
+        return self._encode_piece(text, content or text.encode())
 
-    def _encode_piece(self, text: str) -> np.ndarray:
-        content = text.encode()
+    def _encode_piece(self, text: str, content: bytes) -> np.ndarray:
         self._fed += len(content)
         if self._fed > _BETWEEN:
             self._fed = 0
@@ -128,7 +137,7 @@ class GigatokenEncoder:
             return self._tokenizer.encode_array(text)
         return np.concatenate(
             [
-                self._encode_piece(piece)
+                self._encode_piece(piece, piece.encode())
                 if len(piece) <= _LONGEST_PIECE
                 else self._tokenizer.encode_array(piece)
                 for piece in _pieces(text)

@@ -1,7 +1,6 @@
 """One line or row of a corpus → a document, or exactly what is wrong with it."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,8 +77,8 @@ def parse(line: bytes, reading: Reading, number: int, offset: int) -> Document:
         record = orjson.loads(line)
     except orjson.JSONDecodeError:
         # Slower, more lenient (NaN) and with the better reasons: what it accepts is accepted.
-        record = _parse_slowly(line)
-    return document(record, reading, number, offset)
+        return document(_parse_slowly(line), reading, number, offset)
+    return document(record, reading, number, offset, unicode=True)  # or it had refused the line
 
 
 def _parse_slowly(line: bytes) -> Any:
@@ -93,15 +92,17 @@ def _parse_slowly(line: bytes) -> Any:
         raise Unusable(f"not JSON ({error})") from None
 
 
-def document(record: Any, reading: Reading, number: int, offset: int) -> Document:
-    """The document in one decoded line or row.
+def document(
+    record: Any, reading: Reading, number: int, offset: int, unicode: bool = False
+) -> Document:
+    """The document in one decoded line or row; `unicode`: its texts are known to be valid.
 
     Raises:
         Unusable: it is none.
     """
     text = record
     for key in reading.text_path:
-        if not isinstance(text, Mapping):
+        if not isinstance(text, dict):
             raise Unusable(
                 f"expected an object with the key {reading.text_key!r}, found {_kind_of(record)}"
                 if text is record
@@ -113,17 +114,17 @@ def document(record: Any, reading: Reading, number: int, offset: int) -> Documen
         text = text[key]
     if not isinstance(text, str):
         raise Unusable(f"{reading.text_key!r} must be a string, found {_kind_of(text)}")
-    if not text.isascii():
-        check_unicode(text, reading.text_key)
+    if not unicode and not text.isascii():
+        _check_unicode(text, reading.text_key)
     subset = record
     for key in reading.subset_path:
-        subset = subset.get(key) if isinstance(subset, Mapping) else None
+        subset = subset.get(key) if isinstance(subset, dict) else None
     if not isinstance(subset, str) or not subset or not subset.isprintable():
         subset = reading.default_subset
     return Document(text, subset, number, offset)
 
 
-def check_unicode(text: str, key: str) -> None:
+def _check_unicode(text: str, key: str) -> None:
     """Refuses what tiktoken would replace silently; the text would no longer be the text.
 
     Raises:
@@ -147,5 +148,6 @@ def _kind_of(value: Any) -> str:
         str: "a text",
         bytes: "bytes",
         list: "a list",
+        dict: "an object",
     }
-    return names.get(type(value)) or ("an object" if isinstance(value, Mapping) else "a value")
+    return names.get(type(value), "a value")

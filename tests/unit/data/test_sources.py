@@ -350,8 +350,8 @@ def test_a_mismatch_sends_the_whole_file_to_tiktoken(
     good = prepare(config({"paths": [str(tiny_corpus)]}, backend="tiktoken", out=tmp_path / "good"))
     exact = GigatokenEncoder.encode
 
-    def wrong(self: GigatokenEncoder, text: str) -> np.ndarray:
-        ids = exact(self, text)
+    def wrong(self: GigatokenEncoder, text: str, content: bytes | None = None) -> np.ndarray:
+        ids = exact(self, text, content)
         return ids[::-1] if text.startswith('"""Text wrapping') else ids
 
     monkeypatch.setattr(GigatokenEncoder, "encode", wrong)
