@@ -80,7 +80,11 @@ class SplitInfo(_Record):
 
 
 class SourceInfo(_Record):
-    """One corpus file as it was read; `split` is train, val, or hash where content decided."""
+    """One source as it was read; `split` is train, val, or hash where content decided.
+
+    `excluded` documents were left out by their subset; a source with a backend mismatch was encoded
+    by tiktoken, because the ids that a faster encoder gave one of its documents were not the same.
+    """
 
     path: str
     bytes: Count
@@ -89,6 +93,8 @@ class SourceInfo(_Record):
     empty: Count
     rejected: Count
     split: Literal["train", "val", "hash"]
+    excluded: Count = 0
+    backend_mismatches: Count = 0
 
 
 class DatasetInfo(_Record):

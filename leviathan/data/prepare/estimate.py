@@ -12,7 +12,7 @@ from leviathan.console import say
 from leviathan.data.format import token_dtype
 from leviathan.data.prepare.reader import Document, read
 from leviathan.data.prepare.sources import Source
-from leviathan.data.prepare.tokenise import DOCUMENT_DTYPE
+from leviathan.data.prepare.tokenise import DOCUMENT_DTYPE, Task
 from leviathan.data.show import size_text
 from leviathan.data.tokenizer import Tokenizer, UnencodableText
 from leviathan.errors import DataError
@@ -44,7 +44,7 @@ class DiskUse:
 
 
 def announce(
-    pending: Sequence[Source],
+    pending: Sequence[Task],
     packed: Sequence[Source],
     tokenizer: Tokenizer,
     seq_len: int,
@@ -64,7 +64,8 @@ def announce(
     Returns:
         The estimate; None where sizes are not known or nothing can be read.
     """
-    sizes = [[source.size() for source in sources] for sources in (pending, packed)]
+    sources = [task.source for task in pending]
+    sizes = [[source.size() for source in each] for each in (sources, packed)]
     if not pending or None in sizes[0] + sizes[1]:
         return None
     try:
@@ -103,16 +104,17 @@ class _Sample:
     documents: float
 
 
-def _sample(source: Source, tokenizer: Tokenizer) -> _Sample | None:
-    """A look at the beginning of `source`."""
+def _sample(task: Task, tokenizer: Tokenizer) -> _Sample | None:
+    """A look at the beginning of a task's source."""
     stored = characters = encoded = tokens = documents = 0
 
     def on_bytes(count: int) -> None:
         nonlocal stored
         stored += count
 
-    for item in islice(read(source, on_bytes), _SAMPLE_DOCUMENTS):
-        if not isinstance(item, Document) or not item.text:
+    items = read(task.source, on_bytes, reading=task.reading)
+    for item in islice(items, _SAMPLE_DOCUMENTS):
+        if not isinstance(item, Document) or not item.text or not task.wants(item.subset):
             continue
         documents += 1
         characters += len(item.text)

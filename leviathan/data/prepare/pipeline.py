@@ -5,9 +5,11 @@ independent of each other as well. So the bytes of the data set follow from the 
 configuration alone, and a killed run continues with what it had finished.
 """
 
+import difflib
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +36,18 @@ from leviathan.data.prepare.ledger import (
     writer_of_slice,
 )
 from leviathan.data.prepare.pool import Pool, open_pool
+from leviathan.data.prepare.reader import reading_of
 from leviathan.data.prepare.slices import Slice, take_slice
 from leviathan.data.prepare.sources import Source, Split, find_splits
-from leviathan.data.prepare.tokenise import PartInfo, Task, tokenise
+from leviathan.data.prepare.tokenise import PartInfo, Task, remember_encoder, tokenise
 from leviathan.data.tokenizer import Tokenizer, load_tokenizer
 from leviathan.errors import DataError
 
 # Keys that do not change which bytes are written …
-_FREE_KEYS = {"out", "workers", "executor", "on_error", "max_reject_fraction"}
+_FREE_KEYS = {"out", "workers", "executor", "backend", "on_error", "max_reject_fraction"}
 # … and one that does not change the parts, so that a slip in it costs no tokenising.
 _PACKING_KEYS = {"mixing"}
-_UNSTORED_KEYS = {"out", "workers", "executor"}
+_UNSTORED_KEYS = {"out", "workers", "executor", "backend"}
 
 # max_reject_fraction counts from here on: of five lines, one bad one says nothing yet.
 FEW_REJECTS = 100
@@ -116,6 +119,9 @@ def _begin(config: PrepConfig, inputs: Inputs, tokenizer: Tokenizer, ledger: Led
             fraction=config.validation.fraction,
             quarantine=config.on_error == "quarantine",
             threads=max(1, config.workers // len(inputs)),
+            reading=reading_of(source, config),
+            include=frozenset(config.source.subsets.include),
+            exclude=frozenset(config.source.subsets.exclude),
         )
         for index, (source, split) in enumerate(inputs)
     ]
@@ -177,13 +183,19 @@ def _tokenise_all(
         )
     )
     announce(
-        [task.source for task in pending.values()],
+        list(pending.values()),
         [source for source, _ in packed],
         tokenizer,
         config.seq_len,
         max([1.0, *config.mixing.values()]),
         config.out,
     )
+    if pending:
+        # Made once, told once, and there at once in processes that are forked now.
+        backend = remember_encoder(ledger.tokenizer, tokenizer, config.backend)
+        pending = {index: replace(task, backend=backend) for index, task in pending.items()}
+    if len(pending) > 1:
+        pool.start()
     total, start = sum(sizes.values()) or None, sum(sizes[index] for index in done)
     with progress_bar("tokenising (bytes)", total=total, start=start) as bar:
 
@@ -309,7 +321,12 @@ def _already_finished(config: PrepConfig, inputs: Inputs) -> dict[str, Any]:
             "on_error=fail is asked for: choose another out"
         )
     then = [(source.path, source.bytes, source.split) for source in info.sources]
-    now = [(source.name, source.size() or 0, split) for source, split in inputs]
+    size_then = {source.path: source.bytes for source in info.sources}
+    now = [
+        (source.name, size_then.get(source.name) if size is None else size, split)
+        for source, split in inputs
+        for size in [source.size()]
+    ]
     if then != now:
         changed = sorted({item[0] for item in set(then) ^ set(now)})
         raise DataError(
@@ -330,7 +347,19 @@ def _source(info: PartInfo) -> SourceInfo:
         empty=info.empty,
         rejected=info.rejected,
         split=info.split,
+        excluded=sum(info.excluded.values()),
+        backend_mismatches=info.mismatches,
     )
+
+
+def _check_subsets(infos: Sequence[PartInfo], config: PrepConfig) -> None:
+    """Points out names in `source.subsets` that no document has."""
+    seen = {name for info in infos for name in [*info.subsets, *info.excluded]}
+    for name in [*config.source.subsets.include, *config.source.subsets.exclude]:
+        if name not in seen:
+            near = difflib.get_close_matches(name, seen, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"seen: {', '.join(sorted(seen)[:30])}"
+            say(f"warning: source.subsets: no document is of {name!r}; {hint}", style="yellow")
 
 
 def _check_documents(infos: Sequence[PartInfo], config: PrepConfig) -> None:
@@ -338,9 +367,11 @@ def _check_documents(infos: Sequence[PartInfo], config: PrepConfig) -> None:
     rejected = sum(info.rejected for info in infos)
     if not documents:
         raise DataError(
-            f"no documents in {', '.join(config.source.paths)}: "
-            f"{sum(info.empty for info in infos)} empty texts, {rejected} bad lines"
+            f"no documents in {', '.join(info.path for info in infos[:5])}: "
+            f"{sum(info.empty for info in infos)} empty texts, {rejected} bad lines, "
+            f"{sum(sum(info.excluded.values()) for info in infos)} left out by source.subsets"
         )
+    _check_subsets(infos, config)
     seen: dict[str, str] = {}
     for info in infos:
         if not info.documents:

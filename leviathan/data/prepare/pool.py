@@ -7,6 +7,7 @@ gives the same bytes. So no more is asked of a pool than that every task is done
 import multiprocessing
 import os
 import queue
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -25,6 +26,10 @@ Work = Callable[[T, Advance], R]
 
 class Pool(Protocol):
     """Where tasks are done."""
+
+    def start(self) -> None:
+        """Starts what `run` needs, if it can be of use to do so early: before bars are drawn."""
+        ...
 
     def run(
         self,
@@ -63,6 +68,9 @@ def open_pool(executor: str, workers: int) -> Iterator[Pool]:
 
 class _Here:
     """One task after the other, in this process."""
+
+    def start(self) -> None:
+        pass
 
     def run(
         self,
@@ -112,9 +120,12 @@ class _Processes:
                 "workers if it happens again"
             ) from None
 
+    def start(self) -> None:
+        self._start().submit(os.getpid)
+
     def _start(self) -> ProcessPoolExecutor:
         if self._executor is None:
-            context = multiprocessing.get_context("spawn")
+            context = multiprocessing.get_context("fork" if _may_fork() else "spawn")
             self._progress = context.Queue()
             self._executor = ProcessPoolExecutor(
                 self._workers, context, initializer=_start_worker, initargs=(self._progress,)
@@ -141,6 +152,15 @@ class _Processes:
 
 
 # ---------------------------------------------------------------- worker processes
+
+_THREADED = {"torch", "datasets", "fsspec", "pyarrow", "ray"}  # may have threads, and hold locks
+
+
+def _may_fork() -> bool:
+    """Whether a fork is safe: it has the modules and the tokenizer at once, a second's work."""
+    loaded = _THREADED & sys.modules.keys()
+    return sys.platform == "linux" and threading.active_count() == 1 and not loaded
+
 
 _progress: Any = None
 

@@ -46,6 +46,9 @@ class _Cluster:
     def __init__(self, ray: Any) -> None:
         self._ray = ray
 
+    def start(self) -> None:
+        """The cluster is there already."""
+
     def run(
         self,
         work: Work[T, R],
