@@ -121,7 +121,7 @@ def _sample(task: Task, tokenizer: Tokenizer) -> _Sample | None:
         if encoded < _SAMPLE_CHARACTERS:
             text = item.text[: _SAMPLE_CHARACTERS - encoded]
             try:
-                tokens += len(tokenizer.encode(text))
+                tokens += len(tokenizer.encode_array(text))
             except UnencodableText:
                 continue
             encoded += len(text)

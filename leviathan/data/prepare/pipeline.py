@@ -192,7 +192,7 @@ def _tokenise_all(
     )
     if pending:
         # Made once, told once, and there at once in processes that are forked now.
-        backend = remember_encoder(ledger.tokenizer, tokenizer, config.backend)
+        backend = remember_encoder(tokenizer, config.backend)
         pending = {index: replace(task, backend=backend) for index, task in pending.items()}
     if len(pending) > 1:
         pool.start()

@@ -22,7 +22,7 @@ from leviathan.data.files import write_atomic
 from leviathan.data.format import token_dtype
 from leviathan.data.prepare.reader import BadLine, Document, Reading, read
 from leviathan.data.prepare.sources import Source, Split
-from leviathan.data.tokenizer import RANKS_FILE, Tokenizer, UnencodableText, load_tokenizer
+from leviathan.data.tokenizer import META_FILE, Tokenizer, UnencodableText, load_tokenizer
 from leviathan.errors import DataError
 
 TRAIN, VAL = 0, 1
@@ -130,20 +130,19 @@ def tokenise(task: Task, on_bytes: Callable[[int], Any]) -> PartInfo:
     return info
 
 
-_encoders: dict[tuple[str, str, int], tuple[Tokenizer, Encoder]] = {}
+_encoders: dict[tuple[str, str], tuple[Tokenizer, Encoder]] = {}  # by fingerprint and backend
 
 
 def load_encoder(folder: Path, backend: str) -> tuple[Tokenizer, Encoder]:
     """The tokenizer saved in `folder` and its encoder; made once a process (and its forks)."""
-    key = (str(folder), backend, (folder / RANKS_FILE).stat().st_mtime_ns)
+    key = (json.loads((folder / META_FILE).read_bytes())["fingerprint"], backend)
     if key not in _encoders:
-        tokenizer = load_tokenizer(folder)
-        remember_encoder(folder, tokenizer, backend)
+        remember_encoder(load_tokenizer(folder), backend)
     return _encoders[key]
 
 
-def remember_encoder(folder: Path, tokenizer: Tokenizer, backend: str) -> Backend:
-    """Makes the encoder of `tokenizer`, which lies in `folder`, for this and forked processes.
+def remember_encoder(tokenizer: Tokenizer, backend: str) -> Backend:
+    """Makes the encoder of `tokenizer`, for this process and those forked from it.
 
     Returns:
         The backend that was taken.
@@ -151,11 +150,10 @@ def remember_encoder(folder: Path, tokenizer: Tokenizer, backend: str) -> Backen
     Raises:
         DataError: the backend asked for cannot be used with this tokenizer.
     """
-    stamp = (folder / RANKS_FILE).stat().st_mtime_ns
     encoder = make_encoder(tokenizer, backend)
     _encoders.clear()  # one is all that a process needs
     for name in {backend, encoder.backend}:
-        _encoders[str(folder), name, stamp] = tokenizer, encoder
+        _encoders[tokenizer.fingerprint, name] = tokenizer, encoder
     return encoder.backend
 
 
@@ -206,7 +204,7 @@ class _Writer:
                 if batch:
                     table = self._table(batch, encoded)
                     self._compare(batch, encoded, table)
-                    ids_file.write(self._join(encoded).data)
+                    ids_file.write(self._join(encoded).tobytes())
                     table_file.write(table.tobytes())
                     self.content.update(np.ascontiguousarray(table["digest"]).tobytes())
                     self.documents += len(batch)
