@@ -3,7 +3,11 @@
 python benchmarks/lev.py [--json] [--rounds N] [--device cuda]
 """
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
+import torch.nn.functional as F
 from batch import text_batch
 from harness import Report, arguments, paired, peak_megabytes, ready
 from torch import Tensor
@@ -76,6 +80,42 @@ def text(report: Report, width: int, rounds: int, device: torch.device) -> None:
     report.compare(case, milliseconds, "literal, per token", "ms", "≥ 9")
 
 
+def knots(report: Report, rounds: int, device: torch.device) -> None:
+    """One head's factors of 128 ids: three rows of Δ each, against the product over all knots."""
+    ids, d, count, r = 128, 128, 16, 64
+    table = torch.randn(d, count, r, device=device)
+    places = torch.randint(1, count - 1, (d, ids, 1), device=device) + torch.arange(
+        -1, 2, device=device
+    )
+    values = torch.rand(d, ids, 3, device=device)
+    basis = torch.zeros(d, ids, count, device=device)
+
+    def sparse() -> Tensor:
+        rows = places + (torch.arange(d, device=device) * count).view(d, 1, 1)
+        flat = (rows.view(-1, 3), table.view(-1, r))
+        return F.embedding_bag(*flat, per_sample_weights=values.view(-1, 3), mode="sum")
+
+    def dense() -> Tensor:
+        return torch.bmm(basis.zero_().scatter_(2, places, values), table)
+
+    torch.testing.assert_close(sparse().view(d, ids, r), dense(), rtol=1e-5, atol=1e-5)
+    with single_thread():  # as each worker of the blocked path runs it
+        pairs = paired(sparse, dense, rounds * 10, device)
+    micro = [(a / ids * 8e6, b / ids * 8e6) for a, b in pairs]
+    report.compare("splines an id, 8 heads, one thread", micro, "over all knots", "µs", "≥ 1")
+
+
+@contextlib.contextmanager
+def single_thread() -> Iterator[None]:
+    """One thread for torch's operations."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def on_device(report: Report, device: torch.device, rounds: int) -> None:
     """8,192 ids at the largest width, held to milliseconds."""
     p, grad = parameters(2048, device), torch.randn(8192, 2048, device=device)
@@ -97,7 +137,9 @@ def main() -> None:
     for width in widths:
         per_unique_id(report, width, options.rounds, device)
     text(report, widths[0], min(options.rounds, 5), device)
-    if device.type == "cuda":
+    if device.type == "cpu":
+        knots(report, options.rounds, device)
+    else:
         on_device(report, device, options.rounds)
 
 

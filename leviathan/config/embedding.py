@@ -224,19 +224,28 @@ class FactoredMLPConfig(MatchedConfig):
         return self.model_copy(update={"base": base}).resolved(vocabulary, d_model)
 
 
-class LeviathanConfig(InputEmbeddingConfig):
-    """LEV of arXiv 2601.22040 v2; the defaults give 1,205,376 + 512·D parameters at V = 200,376."""
+class GeneratorConfig(InputEmbeddingConfig):
+    """What the two versions of the paper share: digits, seed, splines and how they begin."""
 
-    kind: Literal["leviathan"] = "leviathan"
     digits: Digits = 3
     base: Base = None
     d_seed: SeedWidth = 128
-    heads: PositiveInt = Field(default=8, description="h: parallel heads summed into E")
-    knots: int = Field(default=16, ge=2, description="κ: uniform knots of the quadratic B-spline")
-    rank: PositiveInt = Field(default=64, description="r: rank of each head's tensor product")
+    rank: PositiveInt = Field(default=64, description="r: rank of each tensor product")
     latent_scale: LatentScale = "outside"
     spline_init_std: SplineInitStd = 0.1
     embedding_init_std: InitStd = 0.02
+
+    def resolved(self, vocabulary: int, d_model: int) -> Self:
+        """Fills in b."""
+        return self.model_copy(update={"base": lev_base(self, vocabulary)})
+
+
+class LeviathanConfig(GeneratorConfig):
+    """LEV of arXiv 2601.22040 v2; the defaults give 1,205,376 + 512·D parameters at V = 200,376."""
+
+    kind: Literal["leviathan"] = "leviathan"
+    heads: PositiveInt = Field(default=8, description="h: parallel heads summed into E")
+    knots: int = Field(default=16, ge=2, description="κ: uniform knots of the quadratic B-spline")
 
     def parameters(self, vocabulary: int, d_model: int) -> int:
         """k·b·d + h·d² + 3·h·d + h·d·κ·r + h·r·D."""
@@ -245,24 +254,13 @@ class LeviathanConfig(InputEmbeddingConfig):
         latent = h * d * d + 3 * h * d
         return codebooks + latent + h * d * self.knots * self.rank + h * self.rank * d_model
 
-    def resolved(self, vocabulary: int, d_model: int) -> Self:
-        """Fills in b."""
-        return self.model_copy(update={"base": lev_base(self, vocabulary)})
 
-
-class LeviathanV1Config(InputEmbeddingConfig):
+class LeviathanV1Config(GeneratorConfig):
     """The generator of arXiv 2601.22040 v1: one latent for all modes, and a residual from it."""
 
     kind: Literal["leviathan_v1"] = "leviathan_v1"
-    digits: Digits = 3
-    base: Base = None
-    d_seed: SeedWidth = 128
     modes: PositiveInt = Field(default=8, description="M: tensor products, concatenated")
     knots: int = Field(default=32, ge=2, description="κ: uniform knots of the quadratic B-spline")
-    rank: PositiveInt = Field(default=64, description="r: rank of each mode's tensor product")
-    latent_scale: LatentScale = "outside"
-    spline_init_std: SplineInitStd = 0.1
-    embedding_init_std: InitStd = 0.02
 
     def parameters(self, vocabulary: int, d_model: int) -> int:
         """k·b·d + d² + 3·d + M·d·κ·r + M·r·D + d·D."""
@@ -271,12 +269,8 @@ class LeviathanV1Config(InputEmbeddingConfig):
         splines = m * d * self.knots * self.rank
         return codebooks + d * d + 3 * d + splines + (m * self.rank + d) * d_model
 
-    def resolved(self, vocabulary: int, d_model: int) -> Self:
-        """Fills in b."""
-        return self.model_copy(update={"base": lev_base(self, vocabulary)})
 
-
-DigitConfig = LeviathanConfig | LeviathanV1Config | FactoredMLPConfig
+DigitConfig = GeneratorConfig | FactoredMLPConfig
 
 
 def lev_base(config: DigitConfig, vocabulary: int) -> int:

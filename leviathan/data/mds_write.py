@@ -21,7 +21,7 @@ from leviathan.data.files import write_atomic
 from leviathan.data.mds import columns
 
 SHARD_BYTES = 1 << 26  # what the index says; `rows_per_shard` comes close to it
-_BLOCK_ROWS = 8192  # encoded at once
+_BLOCK_ROWS = 512  # encoded at once: 1 MB, memory that is used again and again
 _TYPICAL_DOCUMENTS = 4  # in a row; more of them only make a shard a little larger
 
 _FIXED = np.dtype([("size", "<u4"), ("first_document", "<i8"), ("n_valid", "<i8")])

@@ -10,9 +10,9 @@ import numpy as np
 
 from leviathan.console import say
 from leviathan.data.format import token_dtype
-from leviathan.data.prepare.reader import Document, Reading, read
+from leviathan.data.prepare.reader import Document, read
 from leviathan.data.prepare.sources import Source
-from leviathan.data.prepare.tokenise import DOCUMENT_DTYPE
+from leviathan.data.prepare.tokenise import DOCUMENT_DTYPE, Task
 from leviathan.data.show import size_text
 from leviathan.data.tokenizer import Tokenizer, UnencodableText
 from leviathan.errors import DataError
@@ -44,13 +44,12 @@ class DiskUse:
 
 
 def announce(
-    pending: Sequence[Source],
+    pending: Sequence[Task],
     packed: Sequence[Source],
     tokenizer: Tokenizer,
     seq_len: int,
     epochs: float,
     out: Path,
-    reading: Reading | None = None,
 ) -> DiskUse | None:
     """Estimates the disk use from the beginning of a file and says it.
 
@@ -61,16 +60,16 @@ def announce(
         seq_len: of the data set.
         epochs: how often a document is taken at most (mixing).
         out: the data set's folder.
-        reading: how the first of `pending` is to be read.
 
     Returns:
         The estimate; None where sizes are not known or nothing can be read.
     """
-    sizes = [[source.size() for source in sources] for sources in (pending, packed)]
+    sources = [task.source for task in pending]
+    sizes = [[source.size() for source in each] for each in (sources, packed)]
     if not pending or None in sizes[0] + sizes[1]:
         return None
     try:
-        sample = _sample(pending[0], tokenizer, reading)
+        sample = _sample(pending[0], tokenizer)
     except DataError:
         return None  # told by the preparation itself, with file and line
     if sample is None:
@@ -105,16 +104,17 @@ class _Sample:
     documents: float
 
 
-def _sample(source: Source, tokenizer: Tokenizer, reading: Reading | None) -> _Sample | None:
-    """A look at the beginning of `source`."""
+def _sample(task: Task, tokenizer: Tokenizer) -> _Sample | None:
+    """A look at the beginning of a task's source."""
     stored = characters = encoded = tokens = documents = 0
 
     def on_bytes(count: int) -> None:
         nonlocal stored
         stored += count
 
-    for item in islice(read(source, on_bytes, reading=reading), _SAMPLE_DOCUMENTS):
-        if not isinstance(item, Document) or not item.text:
+    items = read(task.source, on_bytes, reading=task.reading)
+    for item in islice(items, _SAMPLE_DOCUMENTS):
+        if not isinstance(item, Document) or not item.text or not task.wants(item.subset):
             continue
         documents += 1
         characters += len(item.text)

@@ -247,7 +247,10 @@ class Stretch:
             subsets.append(part.subset_of[table["subset"][chosen]])
             number = int(entry["document"]) + low if number < 0 else number
         return Documents(
-            np.concatenate(pieces), np.concatenate(ends), np.concatenate(subsets), number
+            pieces[0] if len(pieces) == 1 else np.concatenate(pieces),
+            np.concatenate(ends),
+            np.concatenate(subsets),
+            number,
         )
 
 

@@ -183,13 +183,12 @@ def _tokenise_all(
         )
     )
     announce(
-        [task.source for task in pending.values()],
+        list(pending.values()),
         [source for source, _ in packed],
         tokenizer,
         config.seq_len,
         max([1.0, *config.mixing.values()]),
         config.out,
-        next((task.reading for task in pending.values()), None),
     )
     if pending:
         # Made once, told once, and there at once in processes that are forked now.

@@ -69,6 +69,10 @@ class Task:
     exclude: frozenset[str] = frozenset()
     backend: str = "auto"
 
+    def wants(self, subset: str) -> bool:
+        """Whether documents of `subset` are to be kept."""
+        return subset not in self.exclude and (not self.include or subset in self.include)
+
 
 @dataclass(frozen=True)
 class PartInfo:
@@ -227,14 +231,13 @@ class _Writer:
         self, items: Iterable[Document | BadLine]
     ) -> Iterator[tuple[list[Document], list[BadLine]]]:
         """Groups the documents that are wanted; empty and excluded ones are counted."""
-        include, exclude = self.task.include, self.task.exclude
         batch: list[Document] = []
         bad: list[BadLine] = []
         characters = 0
         for item in items:
             if isinstance(item, BadLine):
                 bad.append(item)
-            elif item.subset in exclude or (include and item.subset not in include):
+            elif not self.task.wants(item.subset):
                 self.excluded[item.subset] = self.excluded.get(item.subset, 0) + 1
             elif not item.text:
                 self.empty += 1

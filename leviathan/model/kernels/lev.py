@@ -223,5 +223,9 @@ class _Latents:
             )
 
 
-def _blocks(count: int, size: int) -> list[slice]:
-    return [slice(start, start + size) for start in range(0, count, max(1, size))]
+def _blocks(count: int, most: int) -> list[slice]:
+    """Of nearly equal size: a small last one would need buffers of its own size."""
+    if not count:
+        return []
+    size = -(-count // -(-count // most))
+    return [slice(start, start + size) for start in range(0, count, size)]

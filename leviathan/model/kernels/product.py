@@ -34,27 +34,33 @@ class ProductTree:
     """A product over the first dimension of `[s, n, r]`, in buffers that are used again.
 
     Args:
-        factors: the buffer that the factors will be written to.
+        shape: `(s, n, r)`.
+        like: a tensor of the factors' dtype and device.
         gradient: whether `spread` will be called, which needs as much memory again.
     """
 
-    def __init__(self, factors: Tensor, gradient: bool) -> None:
-        sizes = [factors.shape[0]]
+    def __init__(self, shape: tuple[int, int, int], like: Tensor, gradient: bool) -> None:
+        sizes = [shape[0]]
         while sizes[-1] > 1:
             sizes.append((sizes[-1] + 1) // 2)
-        rest = factors.shape[1:]
-        nodes = [factors] + [factors.new_empty(size, *rest) for size in sizes[1:]]
-        grads = [factors.new_empty(size, *rest) for size in sizes] if gradient else []
-        self._levels = [
-            _level(nodes[i], nodes[i + 1], *grads[i : i + 2]) for i in range(len(sizes) - 1)
-        ]
-        self._nodes, self._grads = nodes, grads
+        self._nothing = like.new_empty(0, *shape[1:])
+        self._nodes = [self._nothing] + [like.new_empty(size, *shape[1:]) for size in sizes[1:]]
+        self._grads = [like.new_empty(size, *shape[1:]) for size in sizes] if gradient else []
+        self._levels = [self._level(number) for number in range(len(sizes) - 1)]
         self._scaled: int | None = None  # the level brought near 1
-        self._exponent = self._total = factors  # its powers of two, and their product's
+        self._exponent = self._total = self._nothing  # its powers of two, and their product's
 
-    def multiply(self, bound: float) -> Tensor:
-        """`[n, r]`, valid until the next call; `bound` is at least the factors' magnitude."""
+    def release(self) -> None:
+        """Lets go of the last factors, so that the next ones may take their memory."""
+        self._take(self._nothing)
+
+    def multiply(self, factors: Tensor, bound: float) -> Tensor:
+        """`[n, r]`, valid until the next call; `bound` is at least the factors' magnitude.
+
+        The factors `[s, n, r]` are kept for `spread`, and may be overwritten.
+        """
         depth = len(self._levels)
+        self._take(factors)
         fast, safe = min(FAST_LEVEL, depth), min(SAFE_LEVEL, depth)
         self._leap(fast)
         magnitude = self._nodes[fast].abs()
@@ -83,6 +89,15 @@ class ProductTree:
             if number > 0:
                 _down(self._levels[number - 1])
         return self._grads[0]
+
+    def _take(self, factors: Tensor) -> None:
+        self._nodes[0] = factors
+        if self._levels:
+            self._levels[0] = self._level(0)
+
+    def _level(self, number: int) -> _Level:
+        grads = self._grads[number : number + 2]
+        return _level(self._nodes[number], self._nodes[number + 1], *grads)
 
     def _leap(self, stop: int) -> None:
         """As `_climb` from the factors; where their gradient is not wanted, in a single pass."""

@@ -5,7 +5,6 @@ barriers a step, each as late as the latest core; a range a worker meets once.
 """
 
 import itertools
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -30,18 +29,19 @@ def in_parallel(work: Callable[[slice], Result], count: int) -> list[Result]:
     slices = [slice(*pair) for pair in itertools.pairwise(bounds)]
     if workers == 1:
         return [_without_gradient(work, slices[0])]
-    started = threading.Barrier(workers + 1)
 
     def start() -> None:
         torch.set_num_threads(threads // workers)
-        started.wait()
 
-    with ThreadPoolExecutor(workers, "leviathan", start) as pool:
-        futures = [pool.submit(_without_gradient, work, part) for part in slices]
-        started.wait()
-        # The setting is a thread's own, but is also what threads made later begin with.
-        torch.set_num_threads(threads)
-        return [future.result() for future in futures]
+    with ThreadPoolExecutor(workers - 1, "leviathan", start) as pool:
+        futures = [pool.submit(_without_gradient, work, part) for part in slices[1:]]
+        try:
+            torch.set_num_threads(threads // workers)
+            first = _without_gradient(work, slices[0])
+            return [first, *(future.result() for future in futures)]
+        finally:
+            # The setting is a thread's own, but is also what threads made later begin with.
+            torch.set_num_threads(threads)
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ from prep_cases import hashes, shards, start_preparation
 from leviathan.config.schema import PrepConfig
 from leviathan.data.prepare import estimate, prepare
 from leviathan.data.prepare.sources import Source, find_inputs
+from leviathan.data.prepare.tokenise import Task
 from leviathan.data.tokenizer import load_tokenizer
 
 Config = Callable[..., PrepConfig]
@@ -26,10 +27,14 @@ def corpus(tmp_path: Path) -> list[str]:
     return shards(tmp_path / "in", texts)
 
 
+def tasks(sources: Sequence[Source]) -> list[Task]:
+    return [Task(source, "train", Path(), Path(), 0, False, 1) for source in sources]
+
+
 def use_of(
     pending: Sequence[Source], packed: Sequence[Source], tokenizer: Path, out: Path, epochs: float
 ) -> estimate.DiskUse:
-    use = estimate.announce(pending, packed, load_tokenizer(tokenizer), 32, epochs, out)
+    use = estimate.announce(tasks(pending), packed, load_tokenizer(tokenizer), 32, epochs, out)
     assert use is not None
     return use
 
@@ -83,7 +88,7 @@ def test_nothing_is_said_where_nothing_can_be_known(
     (tmp_path / "bad.jsonl").write_text('{"text": 1}\n')
     for name in ("empty.jsonl", "bad.jsonl"):
         sources = find_inputs([str(tmp_path / name)])
-        assert estimate.announce(sources, sources, tokenizer, 32, 1, tmp_path) is None
+        assert estimate.announce(tasks(sources), sources, tokenizer, 32, 1, tmp_path) is None
     assert estimate.announce([], [], tokenizer, 32, 1, tmp_path) is None
 
 

@@ -14,8 +14,8 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, factors: Tensor) -> Tensor:
-        ctx.tree = ProductTree(factors.detach().clone(), gradient=True)
-        return ctx.tree.multiply(float(factors.abs().max())).clone()
+        ctx.tree = ProductTree(tuple(factors.shape), factors, gradient=True)
+        return ctx.tree.multiply(factors.detach().clone(), float(factors.abs().max())).clone()
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> Tensor:
@@ -84,14 +84,14 @@ def test_underflow_inside_a_fast_node_is_seen():
 
 def test_buffers_serve_again():
     factors = torch.empty(9, 2, 3)
-    tree = ProductTree(factors, gradient=True)
+    tree = ProductTree((9, 2, 3), factors, gradient=True)
     for scale in (1e6, 1.0, 1e-6):  # scaled, plain, scaled
         factors.copy_(torch.rand(9, 2, 3, generator=torch.Generator().manual_seed(1)) + 0.5)
         factors[4] *= scale
         expected = factors.double().requires_grad_()
         product = expected.prod(0)
         grads = torch.autograd.grad(product.sum(), expected)[0]
-        ours = tree.multiply(float(factors.max()))
+        ours = tree.multiply(factors, float(factors.max()))
         torch.testing.assert_close(ours, product.float(), rtol=1e-5, atol=0)
         torch.testing.assert_close(tree.spread(torch.ones(2, 3)), grads.float(), rtol=1e-5, atol=0)
-    assert math.isfinite(float(tree.multiply(1e9).max()))
+    assert math.isfinite(float(tree.multiply(factors, 1e9).max()))
