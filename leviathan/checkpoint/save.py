@@ -19,10 +19,9 @@ from leviathan.checkpoint.manifest import (
 )
 from leviathan.config.load import dump_config
 from leviathan.config.schema import RunConfig
+from leviathan.data.dataset import save_tokenizer
 from leviathan.errors import CheckpointError
 from leviathan.parallel.mesh import Mesh
-
-TOKENIZER_FILES = ("tokenizer.tiktoken", "tokenizer.meta.json")
 
 
 def save_checkpoint(
@@ -119,8 +118,7 @@ def _or_nothing(draft: Path, mesh: Mesh) -> Iterator[None]:
 def _write_small_files(draft: Path, config: RunConfig, state: dict[str, Any]) -> None:
     write_json(draft / STATE, state)
     (draft / CONFIG).write_text(dump_config(config))
-    for name in TOKENIZER_FILES:
-        shutil.copyfile(config.data.path / name, draft / name)
+    save_tokenizer(config.data, draft)
 
 
 def _commit(draft: Path, final: Path) -> None:

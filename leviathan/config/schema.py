@@ -76,10 +76,27 @@ class ModelFile(Strict):
 # ---------------------------------------------------------------- a training run
 
 
+class MdsTokensFormat(Strict):
+    """MDS shards that another converter wrote: one column of ids, no dataset.json."""
+
+    kind: Literal["mds_tokens"]
+    column: str = "tokens"
+    dtype: Literal["uint16", "uint32", "int32", "int64"] | None = Field(
+        default=None, description="of the ids; needed where the column is plain bytes"
+    )
+    tokenizer: str = Field(description="whose ids they are: a tiktoken name or a .tiktoken file")
+    vocab_size: PositiveInt | None = Field(default=None, description="else the tokenizer's")
+    end_of_text: int | None = Field(default=None, ge=0, description="else the tokenizer's")
+    cache: UserPath | None = Field(default=None, description="where packed shards are unpacked to")
+
+
 class DataConfig(Strict):
-    """Which prepared data set, and how far apart its rows are shuffled."""
+    """Which data set, and how far apart its rows are shuffled."""
 
     path: UserPath = Field(description="folder with dataset.json, train/ and val/")
+    format: MdsTokensFormat | None = Field(
+        default=None, description="for a data set that `leviathan prep` did not make"
+    )
     shuffle_window: PositiveInt = Field(default=10_000, description="rows")
 
 
@@ -228,19 +245,63 @@ class RunConfig(Strict):
 # ---------------------------------------------------------------- corpus preparation
 
 
+class HubConfig(Strict):
+    """A data set of the Hugging Face Hub, or a local folder that `datasets` loads."""
+
+    id: str
+    config: str | None = None
+    split: str = "train"
+    revision: str | None = Field(default=None, description="branch, tag or commit")
+    text_column: str = "text"
+    subset_column: str | None = None
+
+
+class SubsetsConfig(Strict):
+    """Which subsets to keep: those named, or all but those named."""
+
+    include: Paths = Field(default_factory=list)
+    exclude: Paths = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> "SubsetsConfig":
+        if self.include and self.exclude:
+            raise ValueError("give include or exclude, not both")
+        return self
+
+
 class SourceConfig(Strict):
     """What to read, in this order; inside a folder or a glob, in name order."""
 
-    paths: Paths = Field(min_length=1, description="files, globs or folders")
+    paths: Paths = Field(default_factory=list, description="files, globs, folders or URLs")
+    hub: HubConfig | None = None
+    text_key: str = Field(default="text", min_length=1, description="dotted path")
+    subset_key: str = Field(default="meta.pile_set_name", min_length=1, description="dotted path")
+    default_subset: str = Field(default="unnamed", min_length=1)
+    subsets: SubsetsConfig = Field(default_factory=SubsetsConfig)
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> "SourceConfig":
+        if not self.paths and self.hub is None:
+            raise ValueError("nothing to read: give source.paths or source.hub")
+        if self.paths and self.hub is not None:
+            raise ValueError("give paths or hub, not both (paths=[] takes the paths away)")
+        return self
 
 
 class ValidationConfig(Strict):
     """Where the validation split comes from: own shards, or a share of the documents by hash."""
 
     paths: Paths = Field(default_factory=list, description="held-out files, globs or folders")
+    hub: HubConfig | None = Field(default=None, description="in place of paths")
     fraction: float = Field(
         default=0.005, ge=0, lt=1, strict=False, description="by content hash; unused with paths"
     )
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> "ValidationConfig":
+        if self.paths and self.hub is not None:
+            raise ValueError("give paths or hub, not both")
+        return self
 
 
 class PrepConfig(Strict):
@@ -252,6 +313,18 @@ class PrepConfig(Strict):
     seq_len: PositiveInt = 512
     out: UserPath
     workers: PositiveInt = 1
+    executor: Literal["local", "ray", "rank"] = Field(
+        default="local", description="where: processes here, a Ray cluster, one slice a rank"
+    )
     on_error: Literal["fail", "quarantine"] = "fail"
     max_reject_fraction: float = Field(default=0.01, ge=0, le=1, strict=False)
+    max_document_bytes: PositiveInt = Field(
+        default=1 << 28, description="longer lines are bad lines; bounds memory"
+    )
     drop_duplicates: bool = False
+    backend: Literal["auto", "gigatoken", "tiktoken"] = Field(
+        default="auto", description="what encodes; never changes an id"
+    )
+    mixing: dict[str, NonNegativeFloat] = Field(
+        default_factory=dict, description="epochs of the training split by subset; 1 if not named"
+    )

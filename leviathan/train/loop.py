@@ -11,6 +11,7 @@ from leviathan.checkpoint.manifest import verify_manifest
 from leviathan.config.plan import RunPlan
 from leviathan.config.schema import RunConfig
 from leviathan.console import progress_bar, say
+from leviathan.data.dataset import Dataset, open_dataset
 from leviathan.data.format import DatasetInfo
 from leviathan.data.stream import TrainStream, check_fits, eval_batches
 from leviathan.engine import build_engine
@@ -42,17 +43,17 @@ def train(config: RunConfig) -> None:
     mesh = init_mesh(env, config.parallel.tp)
     with occupied(config.run_dir, mesh), StopSignal(mesh) as signal:
         with mesh.together():
-            info = DatasetInfo.load(config.data.path)
-            check_fits(info, config.model, config.train.global_batch_size)
-        start = find_start(config, info, mesh)
+            dataset = open_dataset(config.data, config.model.seq_len)
+            check_fits(dataset.info, config.model, config.train.global_batch_size)
+        start = find_start(config, dataset.info, mesh)
         if start.step >= config.train.steps:
             say(f"{config.run_dir}: complete after {start.step:,} steps, nothing to do.")
             return
-        _run(plan, mesh, info, start, signal)
+        _run(plan, mesh, dataset, start, signal)
 
 
-def _run(plan: RunPlan, mesh: Mesh, info: DatasetInfo, start: Start, signal: StopSignal) -> None:
-    config, steps = plan.config, plan.config.train.steps
+def _run(plan: RunPlan, mesh: Mesh, dataset: Dataset, start: Start, signal: StopSignal) -> None:
+    config, steps, info = plan.config, plan.config.train.steps, dataset.info
     size = account(config.model)
     say(
         f"{size.kind}: {size.total:,} parameters on {mesh.world_size} rank(s), {steps:,} steps of "
@@ -79,7 +80,7 @@ def _run(plan: RunPlan, mesh: Mesh, info: DatasetInfo, start: Start, signal: Sto
         )
     data, batch = config.data, config.train
     stream = TrainStream(
-        data.path, config.seed, data.shuffle_window, batch.global_batch_size, batch.micro_batch_size
+        dataset, config.seed, data.shuffle_window, batch.global_batch_size, batch.micro_batch_size
     )
     validates = "val" in info.splits and info.split("val").rows > 0
     done = start.step
@@ -100,7 +101,7 @@ def _run(plan: RunPlan, mesh: Mesh, info: DatasetInfo, start: Start, signal: Sto
                 _warn_skipped(done, metrics, config.optim.max_skipped, rows)
             if validates and plan.is_due("evaluate", done):
                 with metrics.apart():
-                    loss = validation_loss(engine, config, mesh)
+                    loss = validation_loss(engine, config, dataset, mesh)
                 with mesh.together():
                     metrics.write(step=done, val_loss=loss)
                 say(f"step {done:,}: validation loss {loss:.4f}")
@@ -149,11 +150,11 @@ def new_model(config: RunConfig, weights_from: Path | None = None) -> CausalLM:
     return model
 
 
-def validation_loss(engine: Engine, config: RunConfig, mesh: Mesh) -> float:
+def validation_loss(engine: Engine, config: RunConfig, dataset: Dataset, mesh: Mesh) -> float:
     """Nats per target over the whole validation split. Collective."""
     nll, targets = 0.0, 0
     size = config.train.micro_batch_size
-    for batch in eval_batches(config.data.path, "val", size, mesh.dp_rank, mesh.dp):
+    for batch in eval_batches(dataset, "val", size, mesh.dp_rank, mesh.dp):
         nll += float(engine.score(batch).nll.double().sum())
         targets += batch.n_targets
     nll_sum, target_sum = mesh.sum(nll, targets)
