@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from leviathan.config.load import load_config, read_config, validate
 from leviathan.config.schema import ModelFile, PrepConfig, RunConfig
 from leviathan.console import console, say
-from leviathan.errors import CheckpointError, LeviathanError
+from leviathan.errors import ConfigError, LeviathanError
 
 C = TypeVar("C", bound=BaseModel)
 
@@ -33,7 +33,7 @@ app = typer.Typer(
 )
 tokenizer_app = typer.Typer(no_args_is_help=True, help="Train a tokenizer.")
 data_app = typer.Typer(no_args_is_help=True, help="Look into a prepared data set, or check it.")
-checkpoint_app = typer.Typer(no_args_is_help=True, help="List and verify checkpoints.")
+checkpoint_app = typer.Typer(no_args_is_help=True, help="List, describe and verify checkpoints.")
 app.add_typer(tokenizer_app, name="tokenizer")
 app.add_typer(data_app, name="data")
 app.add_typer(checkpoint_app, name="checkpoint")
@@ -117,30 +117,106 @@ def tokenizer_train(
 def prep(config: Config, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Turns a corpus into a tokenised streaming (MDS) data set.
 
-    Run again, it continues where it stopped, or says that the data set is complete.
+    Run again, it continues where it stopped, or says that the data set is complete. With
+    `executor=rank`, each of many processes (RANK and WORLD_SIZE, or a Slurm array) tokenises its
+    slice of the files, and `leviathan data merge` ends the work; with `executor=ray`, a Ray cluster
+    does it all.
 
     Example: `leviathan prep configs/data/pile.yaml 'source.paths=pile/*.jsonl.zst' out=data/pile`
     """
     loaded = load_config(config, overrides or [], PrepConfig)
-    from leviathan.data.prepare import prepare
+    from leviathan.data.prepare.pipeline import prepare
 
-    _show(prepare(loaded), as_json)
+    _show(prepare(loaded), as_json, _data_table)
+
+
+@data_app.command("merge")
+def data_merge(
+    out: Annotated[Path, typer.Argument(help="The data set to make; may hold slices itself.")],
+    others: Annotated[
+        list[Path] | None, typer.Argument(help="Further folders that slices were written to.")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Packs what the slices of `leviathan prep executor=rank` have left.
+
+    The bytes are those that one machine alone would have written. A missing slice is named.
+
+    Example: `leviathan data merge data/pile --workers 16`
+    """
+    from leviathan.data.prepare.merge import merge
+
+    _show(merge(out, others or [], workers), as_json, _data_table)
+
+
+@data_app.command("split")
+def data_split(
+    source: Annotated[Path, typer.Argument(help="A finished data set.", metavar="SRC")],
+    out: Annotated[Path, typer.Option(help="Folder for the data sets, one a subset.")],
+    by: Annotated[str, typer.Option(help="`subset` is all there is.")] = "subset",
+    workers: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Makes one complete data set per subset from a finished one; nothing is tokenised again.
+
+    Example: `leviathan data split data/pile --by subset --out data/pile-subsets`
+    """
+    if by != "subset":
+        raise ConfigError(f"--by {by}: data sets are split by subset only")
+    from leviathan.data.prepare.split import split_by_subset
+
+    _show(split_by_subset(source, out, workers), as_json)
 
 
 @data_app.command("verify")
-def data_verify(directory: Path, as_json: AsJson = False) -> None:
-    """Checks every file of a data set against its hashes and counts; exit 2 names what is wrong."""
-    from leviathan.data.prepare import verify
+def data_verify(
+    directory: Path,
+    workers: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Checks every file of a data set against its hashes and counts; exit 2 names what is wrong.
 
-    _show(verify(directory), as_json)
+    Example: `leviathan data verify data/pile --workers 16`
+    """
+    from leviathan.data.prepare.verify import verify
+
+    _show(verify(directory, workers), as_json, _data_table)
 
 
 @data_app.command("info")
 def data_info(directory: Path, as_json: AsJson = False) -> None:
-    """Shows what a data set holds: documents, tokens, rows, tokenizer, fingerprint."""
+    """Shows what a data set holds: documents, tokens, rows and subsets, tokenizer, fingerprint."""
     from leviathan.data.format import DatasetInfo
 
-    _show(DatasetInfo.load(directory).summary(), as_json)
+    _show(DatasetInfo.load(directory).summary(), as_json, _data_table)
+
+
+@data_app.command("show")
+def data_show(
+    directory: Path,
+    split: Annotated[str, typer.Option(help="`train` or `val`.")] = "train",
+    row: Annotated[int, typer.Option(help="Number of the first row, from 0.")] = 0,
+    rows: Annotated[int, typer.Option(min=1, help="How many.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Decodes rows: the documents in them, where they begin and end, their subsets, the padding.
+
+    Example: `leviathan data show data/pile --row 1000 --rows 2`
+    """
+    from leviathan.data.show import rows_text, show_rows
+
+    _show(show_rows(directory, split, row, rows), as_json, rows_text)
+
+
+def _data_table(summary: dict[str, Any]) -> str:
+    """A data set's summary as tables; what a slice of one has done, a line a value."""
+    if "splits" not in summary:
+        return _lines(summary)
+    from leviathan.data.show import info_table
+
+    verified = "\nverified: every hash and count is right" if summary.get("verified") else ""
+    return info_table(summary) + verified
 
 
 @app.command("params")
@@ -176,13 +252,22 @@ def train(config: Config, overrides: Overrides = None) -> None:
 
 @checkpoint_app.command("ls")
 def checkpoint_ls(run_dir: Path, as_json: AsJson = False) -> None:
-    """Lists a run's whole checkpoints, oldest first."""
-    from leviathan.checkpoint.layout import complete_checkpoints
+    """Lists a run's complete checkpoints, oldest first: where they stand and what wrote them.
 
-    if not run_dir.is_dir():
-        raise CheckpointError(f"{run_dir}: no such folder; give a run folder")
-    found = {path.name: str(path) for path in complete_checkpoints(run_dir)}
-    _show(found, as_json)
+    Contents are not read; `verify` does that.
+    """
+    from leviathan.checkpoint.describe import checkpoints_table, list_checkpoints
+
+    _show(list_checkpoints(run_dir), as_json, checkpoints_table)
+
+
+@checkpoint_app.command("info")
+def checkpoint_info(checkpoint: Checkpoint, as_json: AsJson = False) -> None:
+    """Shows step, tokens, model, engine and size of one checkpoint."""
+    from leviathan.checkpoint.describe import checkpoint_info as info
+    from leviathan.checkpoint.layout import resolve_checkpoint
+
+    _show(info(resolve_checkpoint(checkpoint)), as_json)
 
 
 @checkpoint_app.command("verify")

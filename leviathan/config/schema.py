@@ -7,7 +7,7 @@ and are filled in here, so the resolved YAML always states them. What follows fr
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from leviathan.config.embedding import EmbeddingConfig, InputEmbeddingConfig
 from leviathan.config.embedding import LeviathanConfig as LeviathanConfig
@@ -76,10 +76,27 @@ class ModelFile(Strict):
 # ---------------------------------------------------------------- a training run
 
 
+class MdsTokensFormat(Strict):
+    """MDS shards that another converter wrote: one column of ids, no dataset.json."""
+
+    kind: Literal["mds_tokens"]
+    column: str = "tokens"
+    dtype: Literal["uint16", "uint32", "int32", "int64"] | None = Field(
+        default=None, description="of the ids; needed where the column is plain bytes"
+    )
+    tokenizer: str = Field(description="whose ids they are: a tiktoken name or a .tiktoken file")
+    vocab_size: PositiveInt | None = Field(default=None, description="else the tokenizer's")
+    end_of_text: int | None = Field(default=None, ge=0, description="else the tokenizer's")
+    cache: UserPath | None = Field(default=None, description="where packed shards are unpacked to")
+
+
 class DataConfig(Strict):
-    """Which prepared data set, and how far apart its rows are shuffled."""
+    """Which data set, and how far apart its rows are shuffled."""
 
     path: UserPath = Field(description="folder with dataset.json, train/ and val/")
+    format: MdsTokensFormat | None = Field(
+        default=None, description="for a data set that `leviathan prep` did not make"
+    )
     shuffle_window: PositiveInt = Field(default=10_000, description="rows")
 
 
@@ -107,22 +124,68 @@ class OptimConfig(Strict):
 
     lr: PositiveFloat = Field(default=1e-3, description="peak learning rate")
     warmup_steps: int = Field(default=0, ge=0)
-    schedule: Literal["cosine", "constant"] = "cosine"
+    schedule: Literal["cosine", "wsd", "constant"] = "cosine"
     final_lr_ratio: float = Field(default=0.1, ge=0, le=1, strict=False)
+    decay_fraction: float = Field(
+        default=0.1, gt=0, le=1, strict=False, description="of all steps, at the end (wsd)"
+    )
     betas: Annotated[tuple[Beta, Beta], Field(strict=False)] = (0.9, 0.999)
     eps: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.0
     grad_clip: PositiveFloat = Field(default=1.0, description="global norm")
+    z_loss: NonNegativeFloat = Field(
+        default=0.0, description="weight of (log Σ exp logits)² in the training loss"
+    )
     max_skipped: PositiveInt = Field(default=20, description="non-finite steps in a row allowed")
 
 
-class DeepSpeedConfig(Strict):
+class EngineConfig(Strict):
+    """What every engine can do."""
+
+    precision: Literal["fp32", "bf16"] = Field(
+        default="fp32", description="bf16 computes in bf16; masters, moments and sums stay fp32"
+    )
+    activation_checkpointing: bool = Field(
+        default=False, description="blocks compute anew in the backward pass: less memory"
+    )
+    compile: bool = Field(default=False, description="torch.compile of the blocks")
+
+
+class DeepSpeedConfig(EngineConfig):
     """DeepSpeed ZeRO. Its JSON is derived from the plan; `extra` is merged into it."""
 
     kind: Literal["deepspeed"] = "deepspeed"
     zero_stage: Literal[0, 1, 2, 3] = 1
-    precision: Literal["fp32", "bf16"] = "fp32"
+    offload_optimizer: bool = Field(
+        default=False, description="masters and moments in the CPU's memory (stages 1–3)"
+    )
     extra: dict[str, Any] = Field(default_factory=dict, description="further DeepSpeed JSON keys")
+
+    @model_validator(mode="after")
+    def _can_offload(self) -> "DeepSpeedConfig":
+        if self.offload_optimizer and self.zero_stage == 0:
+            raise ValueError("offload_optimizer needs zero_stage 1, 2 or 3")
+        return self
+
+
+class Fsdp2Config(EngineConfig):
+    """PyTorch's fully_shard: weights, gradients and moments all cut over the ranks."""
+
+    kind: Literal["fsdp2"] = "fsdp2"
+    replicas: PositiveInt = Field(
+        default=1, description="copies of the model, each cut over 1/replicas of the ranks (HSDP)"
+    )
+
+
+def _deepspeed_by_default(value: Any) -> Any:
+    return {"kind": "deepspeed", **value} if isinstance(value, dict) else value
+
+
+EngineChoice = Annotated[
+    DeepSpeedConfig | Fsdp2Config,
+    Field(discriminator="kind"),
+    BeforeValidator(_deepspeed_by_default),
+]
 
 
 class ParallelConfig(Strict):
@@ -145,6 +208,12 @@ class CheckpointConfig(Strict):
         default=0, ge=0, description="steps; 0 saves at the end and on a signal only"
     )
     keep_last: PositiveInt = 2
+    keep_every: int = Field(
+        default=0, ge=0, description="checkpoints of every so-many-th step are never removed"
+    )
+    background: bool = Field(
+        default=True, description="write while training goes on, from a copy in the CPU's memory"
+    )
 
 
 class RunConfig(Strict):
@@ -152,11 +221,14 @@ class RunConfig(Strict):
 
     run_dir: UserPath
     seed: int = Field(default=1234, ge=0)
+    init_from: UserPath | None = Field(
+        default=None, description="checkpoint or run whose weights step 0 begins with"
+    )
     data: DataConfig
     model: ModelConfig
     train: TrainConfig
     optim: OptimConfig = Field(default_factory=OptimConfig)
-    engine: DeepSpeedConfig = Field(default_factory=DeepSpeedConfig)
+    engine: EngineChoice = Field(default_factory=DeepSpeedConfig)
     parallel: ParallelConfig = Field(default_factory=ParallelConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
 
@@ -173,19 +245,63 @@ class RunConfig(Strict):
 # ---------------------------------------------------------------- corpus preparation
 
 
+class HubConfig(Strict):
+    """A data set of the Hugging Face Hub, or a local folder that `datasets` loads."""
+
+    id: str
+    config: str | None = None
+    split: str = "train"
+    revision: str | None = Field(default=None, description="branch, tag or commit")
+    text_column: str = "text"
+    subset_column: str | None = None
+
+
+class SubsetsConfig(Strict):
+    """Which subsets to keep: those named, or all but those named."""
+
+    include: Paths = Field(default_factory=list)
+    exclude: Paths = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> "SubsetsConfig":
+        if self.include and self.exclude:
+            raise ValueError("give include or exclude, not both")
+        return self
+
+
 class SourceConfig(Strict):
     """What to read, in this order; inside a folder or a glob, in name order."""
 
-    paths: Paths = Field(min_length=1, description="files, globs or folders")
+    paths: Paths = Field(default_factory=list, description="files, globs, folders or URLs")
+    hub: HubConfig | None = None
+    text_key: str = Field(default="text", min_length=1, description="dotted path")
+    subset_key: str = Field(default="meta.pile_set_name", min_length=1, description="dotted path")
+    default_subset: str = Field(default="unnamed", min_length=1)
+    subsets: SubsetsConfig = Field(default_factory=SubsetsConfig)
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> "SourceConfig":
+        if not self.paths and self.hub is None:
+            raise ValueError("nothing to read: give source.paths or source.hub")
+        if self.paths and self.hub is not None:
+            raise ValueError("give paths or hub, not both (paths=[] takes the paths away)")
+        return self
 
 
 class ValidationConfig(Strict):
     """Where the validation split comes from: own shards, or a share of the documents by hash."""
 
     paths: Paths = Field(default_factory=list, description="held-out files, globs or folders")
+    hub: HubConfig | None = Field(default=None, description="in place of paths")
     fraction: float = Field(
         default=0.005, ge=0, lt=1, strict=False, description="by content hash; unused with paths"
     )
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> "ValidationConfig":
+        if self.paths and self.hub is not None:
+            raise ValueError("give paths or hub, not both")
+        return self
 
 
 class PrepConfig(Strict):
@@ -197,6 +313,18 @@ class PrepConfig(Strict):
     seq_len: PositiveInt = 512
     out: UserPath
     workers: PositiveInt = 1
+    executor: Literal["local", "ray", "rank"] = Field(
+        default="local", description="where: processes here, a Ray cluster, one slice a rank"
+    )
     on_error: Literal["fail", "quarantine"] = "fail"
     max_reject_fraction: float = Field(default=0.01, ge=0, le=1, strict=False)
+    max_document_bytes: PositiveInt = Field(
+        default=1 << 28, description="longer lines are bad lines; bounds memory"
+    )
     drop_duplicates: bool = False
+    backend: Literal["auto", "gigatoken", "tiktoken"] = Field(
+        default="auto", description="what encodes; never changes an id"
+    )
+    mixing: dict[str, NonNegativeFloat] = Field(
+        default_factory=dict, description="epochs of the training split by subset; 1 if not named"
+    )

@@ -52,6 +52,13 @@ class TokenizerInfo(_Record):
     end_of_text: Count
 
 
+class SubsetSize(_Record):
+    """What a split holds of one subset, copies and end-of-text ids included."""
+
+    documents: Count
+    ids: Count
+
+
 class SplitInfo(_Record):
     """Size of one split.
 
@@ -60,6 +67,7 @@ class SplitInfo(_Record):
         tokens: targets, that is every id but the stream's first.
         padded: padding ids in the last row.
         bytes_of_text: UTF-8 bytes of the documents.
+        subsets: what of it is of which subset, those it has nothing of left out.
     """
 
     rows: Count
@@ -68,10 +76,15 @@ class SplitInfo(_Record):
     padded: Count
     documents: Count
     bytes_of_text: Count
+    subsets: dict[str, SubsetSize] = {}
 
 
 class SourceInfo(_Record):
-    """One corpus file as it was read; `split` is train, val, or hash where content decided."""
+    """One source as it was read; `split` is train, val, or hash where content decided.
+
+    `excluded` documents were left out by their subset; a source with a backend mismatch was encoded
+    by tiktoken, because the ids that a faster encoder gave one of its documents were not the same.
+    """
 
     path: str
     bytes: Count
@@ -80,13 +93,16 @@ class SourceInfo(_Record):
     empty: Count
     rejected: Count
     split: Literal["train", "val", "hash"]
+    excluded: Count = 0
+    backend_mismatches: Count = 0
 
 
 class DatasetInfo(_Record):
     """`dataset.json`: what a data set holds and what it was made of.
 
     `fingerprint` covers the ids and their order, not where or how they were made; it seeds the
-    order of training. `config` leaves out what does not change a byte (`out`, `workers`).
+    order of training. `config` leaves out what changes no byte: `out`, `workers`, `executor`.
+    With `mixing`, the documents and ids of the splits count copies, those of `sources` do not.
     """
 
     format_version: int
@@ -117,6 +133,13 @@ class DatasetInfo(_Record):
             targets = max(0, split.ids - 1)
             if (split.tokens, split.padded) != (targets, split.rows * self.seq_len - targets):
                 raise ValueError(f"splits.{name}: rows, ids, tokens and padded contradict")
+        for name, split in self.splits.items():
+            sizes = split.subsets.values()
+            summed = (sum(size.documents for size in sizes), sum(size.ids for size in sizes))
+            if sizes and summed != (split.documents, split.ids):
+                raise ValueError(f"splits.{name}: documents or ids are not the sum of its subsets")
+            if not set(split.subsets) <= set(self.subsets):
+                raise ValueError(f"splits.{name} names subsets that are not in subsets")
         if self.documents != sum(split.documents for split in self.splits.values()):
             raise ValueError("documents is not the sum over the splits")
         return self

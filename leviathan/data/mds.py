@@ -1,16 +1,17 @@
-"""Random access to the rows of MDS shards.
+"""Reads MDS shards: single rows at random, or a whole shard at once.
 
-The shards are written by streaming's own writer, and tests compare every row with what its own
-reader gives. Reading is ours, because importing streaming takes 12 s of CPU time in every rank, and
-its reader opens the shard anew for each row.
+Tests compare every row with what streaming's own reader gives. Reading is ours, because importing
+streaming takes 12 s of CPU time in every rank, and its reader opens the shard anew for each row.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from pydantic import BaseModel, Field, TypeAdapter
@@ -69,6 +70,14 @@ class Row:
     n_valid: int
 
 
+class OpenShard(Protocol):
+    """A shard whose rows can be read."""
+
+    def row(self, index: int) -> Row:
+        """Row `index` of the shard."""
+        ...
+
+
 class Rows:
     """The rows of one split (`DATA/train`), by number.
 
@@ -78,11 +87,14 @@ class Rows:
     """
 
     def __init__(self, split_dir: Path) -> None:
-        self.directory = split_dir
         self.shards = read_index(split_dir)
-        self.shard_rows = np.array([shard.samples for shard in self.shards], np.int64)
+        self._attach(split_dir, [shard.samples for shard in self.shards])
+
+    def _attach(self, directory: Path, shard_rows: list[int]) -> None:
+        self.directory = directory
+        self.shard_rows = np.array(shard_rows, np.int64)
         self._ends = np.cumsum(self.shard_rows)
-        self._open: Callable[[int], _Shard] = lru_cache(_OPEN_SHARDS)(self._open_shard)
+        self._open: Callable[[int], OpenShard] = lru_cache(_OPEN_SHARDS)(self._open_shard)
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -95,10 +107,13 @@ class Rows:
         try:
             return self._open(shard).row(index)
         except (ValueError, IndexError, TypeError) as error:
-            file = self.directory / self.shards[shard].raw_data.basename
+            file = self.directory / self._file_name(shard)
             raise DataError(f"{file}: row {index} is damaged ({error}): copy it again") from None
 
-    def _open_shard(self, index: int) -> "_Shard":
+    def _file_name(self, shard: int) -> str:
+        return self.shards[shard].raw_data.basename
+
+    def _open_shard(self, index: int) -> "OpenShard":
         return _Shard(self.directory / self.shards[index].raw_data.basename, self.shards[index])
 
 
@@ -187,3 +202,74 @@ class _Shard:
         subsets = np.frombuffer(data[21 + length_bytes : subsets_end], np.uint16)
         tokens = np.frombuffer(data, self._dtype, self._width, subsets_end)
         return Row(tokens.astype(np.int64), first_document, subsets.astype(np.int64), n_valid)
+
+
+@dataclass(frozen=True)
+class ShardContent:
+    """Everything in one shard; the columns are described in `leviathan.data.format`.
+
+    Attributes:
+        tokens: uint16 or uint32 [rows, seq_len + 1].
+        n_valid: int64 [rows].
+        first_document: int64 [rows].
+        subsets: uint16, row after row.
+        documents: int64 [rows], how many of `subsets` are each row's.
+        sha256: of the file.
+    """
+
+    tokens: np.ndarray
+    n_valid: np.ndarray
+    first_document: np.ndarray
+    subsets: np.ndarray
+    documents: np.ndarray
+    sha256: str
+
+
+def read_shard(path: Path, seq_len: int, dtype: str) -> ShardContent:
+    """Reads a whole shard that `leviathan prep` wrote; about 64 MiB, held twice.
+
+    Raises:
+        DataError: it cannot be read, or its bytes contradict each other.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+    try:
+        return _parse_shard(data, seq_len, np.dtype(dtype))
+    except (ValueError, IndexError) as error:
+        raise DataError(f"{path}: damaged ({error}): copy or prepare it again") from None
+
+
+def _parse_shard(data: bytes, seq_len: int, dtype: np.dtype) -> ShardContent:
+    rows, width = int.from_bytes(data[:4], "little"), (seq_len + 1) * dtype.itemsize
+    offsets = np.frombuffer(data, np.uint32, rows + 1, 4).astype(np.int64)
+    if offsets[-1] != len(data):
+        raise ValueError(f"{len(data)} bytes instead of {offsets[-1]}")
+    begins, ends = offsets[:-1], offsets[1:]
+    content = np.frombuffer(data, np.uint8)
+    fields = content[begins[:, None] + np.arange(22)]
+    sizes = _column(fields, 0, np.uint32)
+    if (ends - begins != 20 + sizes + width).any() or (fields[:, 20] >> 2 != 1).any():
+        raise ValueError("rows of other columns")
+    before = 1 + (1 << (fields[:, 20] & 3).astype(np.int64))
+    documents = (sizes - before) // 2
+    first = np.cumsum(documents) - documents
+    total = int(documents.sum())
+    at = np.repeat(begins + 20 + before - 2 * first, documents) + 2 * np.arange(total)
+    view = memoryview(data)
+    tokens = b"".join([view[end - width : end] for end in ends.tolist()])
+    return ShardContent(
+        tokens=np.frombuffer(tokens, dtype).reshape(rows, seq_len + 1),
+        n_valid=_column(fields, 12, np.int64),
+        first_document=_column(fields, 4, np.int64),
+        subsets=content[at] | content[at + 1].astype(np.uint16) << 8,
+        documents=documents,
+        sha256=hashlib.sha256(data).hexdigest(),
+    )
+
+
+def _column(fields: np.ndarray, first: int, dtype: type) -> np.ndarray:
+    """A number that stands at byte `first` of each row, int64 [rows]."""
+    end = first + np.dtype(dtype).itemsize
+    return np.ascontiguousarray(fields[:, first:end]).view(dtype)[:, 0].astype(np.int64)

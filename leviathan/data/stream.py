@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from leviathan.config.schema import ModelConfig
+from leviathan.data.dataset import Dataset, open_dataset
 from leviathan.data.format import DatasetInfo
-from leviathan.data.mds import Row, Rows, open_split
+from leviathan.data.mds import Row, Rows
 from leviathan.data.order import RowOrder
 from leviathan.errors import DataError
 
@@ -63,7 +64,7 @@ class TrainStream:
     """The training rows in their seeded order, batch by batch.
 
     Args:
-        data_path: a prepared data set.
+        data: a data set, or the folder of a prepared one.
         seed: of the order.
         shuffle_window: rows shuffled together.
         global_batch_size: rows a step, over all ranks.
@@ -75,14 +76,15 @@ class TrainStream:
 
     def __init__(
         self,
-        data_path: Path,
+        data: Dataset | Path,
         seed: int,
         shuffle_window: int,
         global_batch_size: int,
         micro_batch_size: int,
     ) -> None:
-        self.info = DatasetInfo.load(data_path)
-        self._rows = open_split(data_path, self.info, "train")
+        dataset = open_dataset(data) if isinstance(data, Path) else data
+        self.info = dataset.info
+        self._rows = dataset.rows("train")
         _check_batch(self.info, global_batch_size)
         self._order = RowOrder(self._rows.shard_rows, self.info.fingerprint, seed, shuffle_window)
         self._global, self._micro = global_batch_size, micro_batch_size
@@ -122,7 +124,7 @@ class TrainStream:
 
 
 def eval_batches(
-    data_path: Path, split: str, micro_batch_size: int, dp_rank: int = 0, dp: int = 1
+    data: Dataset | Path, split: str, micro_batch_size: int, dp_rank: int = 0, dp: int = 1
 ) -> Iterator[Batch]:
     """Every row of `split` once, over all ranks, in file order, with document and subset ids.
 
@@ -131,8 +133,8 @@ def eval_batches(
     Raises:
         DataError: there is no such split, or it is damaged.
     """
-    info = DatasetInfo.load(data_path)
-    rows = open_split(data_path, info, split)
+    dataset = open_dataset(data) if isinstance(data, Path) else data
+    info, rows = dataset.info, dataset.rows(split)
     maker = _BatchMaker(info, with_documents=True)
     share = -(-len(rows) // dp)
     size = min(micro_batch_size, share)

@@ -4,14 +4,13 @@ Both end up as the same `Tokenizer`: tiktoken merges, tiktoken ids, one end-of-t
 vocabulary is stored in tiktoken's rank format, so every tool that reads that format can use it.
 """
 
-import base64
 import binascii
 import difflib
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +43,10 @@ O200K_PATTERN = "|".join(
 
 
 class UnencodableText(DataError):
-    """A text that tiktoken cannot cut into words; `index` is its place in the batch."""
+    """A text that tiktoken cannot cut into words."""
 
-    def __init__(self, index: int, reason: str) -> None:
+    def __init__(self, reason: str) -> None:
         super().__init__(f"tiktoken cannot encode this text: {reason}")
-        self.index, self.reason = index, reason
 
 
 class Tokenizer:
@@ -72,9 +70,14 @@ class Tokenizer:
         self.vocab_size: int = encoding.n_vocab
 
     @cached_property
+    def rank_file(self) -> bytes:
+        """The vocabulary in tiktoken's rank format."""
+        return _dump_ranks(self.ranks)
+
+    @cached_property
     def fingerprint(self) -> str:
         """sha256 over ranks, pattern and special tokens: equal means the same ids for any text."""
-        digest = hashlib.sha256(_dump_ranks(self.ranks))
+        digest = hashlib.sha256(self.rank_file)
         digest.update(json.dumps([self.pattern, self.special_tokens], sort_keys=True).encode())
         return digest.hexdigest()
 
@@ -84,24 +87,14 @@ class Tokenizer:
         Raises:
             UnencodableText: tiktoken gave up (it does on about a million blanks in a row).
         """
-        return self._encode(0, text).tolist()
+        return self.encode_array(text).tolist()
 
-    def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[np.ndarray]:
-        """As `encode`, for many texts, on `threads` threads; one uint32 array each.
-
-        Raises:
-            UnencodableText: with the index of the first text that cannot be encoded.
-        """
-        if threads == 1:
-            return [self._encode(index, text) for index, text in enumerate(texts)]
-        with ThreadPoolExecutor(threads) as pool:
-            return list(pool.map(self._encode, range(len(texts)), texts))
-
-    def _encode(self, index: int, text: str) -> np.ndarray:
+    def encode_array(self, text: str) -> np.ndarray:
+        """As `encode`; uint32 [ids]."""
         try:
             return self._encoding.encode_to_numpy(text, disallowed_special=())
         except ValueError as error:
-            raise UnencodableText(index, str(error)) from None
+            raise UnencodableText(str(error)) from None
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of `ids`; bytes that are no valid UTF-8 become U+FFFD."""
@@ -120,7 +113,7 @@ class Tokenizer:
             "special_tokens": self.special_tokens,
             "fingerprint": self.fingerprint,
         }
-        write_atomic(directory / RANKS_FILE, _dump_ranks(self.ranks))
+        write_atomic(directory / RANKS_FILE, self.rank_file)
         write_atomic(directory / META_FILE, (json.dumps(meta, indent=2) + "\n").encode())
 
 
@@ -183,15 +176,12 @@ def _load_ranks(path: Path) -> dict[bytes, int]:
         content = path.read_bytes()
     except OSError as error:
         raise DataError(f"tokenizer file {path}: {error.strerror}") from None
-    ranks: dict[bytes, int] = {}
-    for number, line in enumerate(content.splitlines(), 1):
-        try:
-            token, rank = line.split()
-            ranks[base64.b64decode(token, validate=True)] = int(rank)
-        except (ValueError, binascii.Error):
-            raise DataError(
-                f"{path}:{number}: expected a base64 token and its rank, found {line[:40]!r}"
-            ) from None
+    fields = content.split()
+    try:
+        tokens = [binascii.a2b_base64(token, strict_mode=True) for token in fields[::2]]
+        ranks = dict(zip(tokens, map(int, fields[1::2]), strict=True))
+    except (ValueError, binascii.Error):
+        raise _bad_rank_line(path, content) from None
     if len(set(ranks.values())) != content.count(b"\n") + (content[-1:] not in (b"", b"\n")):
         raise DataError(f"{path}: the same token or rank stands there twice")
     missing = sum(bytes([byte]) not in ranks for byte in range(256))
@@ -200,9 +190,23 @@ def _load_ranks(path: Path) -> dict[bytes, int]:
     return ranks
 
 
+def _bad_rank_line(path: Path, content: bytes) -> DataError:
+    for number, line in enumerate(content.splitlines(), 1):
+        try:
+            token, rank = line.split()
+            binascii.a2b_base64(token, strict_mode=True)
+            int(rank)
+        except (ValueError, binascii.Error):
+            return DataError(
+                f"{path}:{number}: expected a base64 token and its rank, found {line[:40]!r}"
+            )
+    return DataError(f"{path}: not one base64 token and its rank a line")
+
+
 def _dump_ranks(ranks: dict[bytes, int]) -> bytes:
-    ordered = sorted(ranks.items(), key=lambda item: item[1])
-    return b"".join(b"%s %d\n" % (base64.b64encode(token), rank) for token, rank in ordered)
+    encode = binascii.b2a_base64
+    ordered = sorted(ranks.items(), key=itemgetter(1))
+    return b"".join([b"%b %d\n" % (encode(token, newline=False), rank) for token, rank in ordered])
 
 
 # ---------------------------------------------------------------- training
@@ -275,14 +279,16 @@ def _texts(files: Sequence[str], tally: dict[str, int]) -> Iterator[str]:
     from leviathan.data.prepare.sources import find_inputs
 
     inputs, bad_lines = find_inputs(files), 0
-    with progress_bar("tokenizer: reading", total=sum(p.stat().st_size for p in inputs)) as bar:
-        for path in inputs:
-            for item in read(path, on_bytes=bar.advance):
+    with progress_bar(
+        "tokenizer: reading", total=sum(source.size() or 0 for source in inputs) or None
+    ) as bar:
+        for source in inputs:
+            for item in read(source, on_bytes=bar.advance):
                 if not isinstance(item, Document):
                     # Statistics need no policy; preparing the same files will have one.
                     bad_lines += 1
                     if bad_lines <= _BAD_LINES_NAMED:
-                        say(f"warning: left out {item.message(path)}", style="yellow")
+                        say(f"warning: left out {item.message(source)}", style="yellow")
                     continue
                 tally["documents"] += 1
                 tally["bytes_of_text"] += len(item.text.encode())

@@ -1,14 +1,21 @@
-"""The state of a preparation in its output folder: one writer, one configuration, finished parts.
+"""The state of a preparation in its output folder: writers, configuration, finished work.
 
-While it runs, `out/.prep/` holds `config.json` (what is being made), `parts/NNNNN/` (one finished
-corpus file each) and half-packed splits. `dataset.json` is written last; then `.prep` goes.
+While it runs, `out/.prep/` holds
+
+    config.json       what is being made; another configuration is refused
+    request.json      the whole configuration and the list of inputs, for `leviathan data merge`
+    tokenizer/
+    parts/NNNNN/      one finished corpus file each
+    pack/             finished shards of train and val, and `of.json`: which parts they are made of
+
+`dataset.json` is written last; then `.prep` goes.
 """
 
 import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +26,8 @@ from leviathan.data.prepare.tokenise import PartInfo, Task
 from leviathan.errors import DataError
 
 LOCK_FILE = ".prep.lock"
+TOKENIZER = "tokenizer"  # folder
+SPLITS = ("train", "val")
 
 
 @contextmanager
@@ -28,29 +37,67 @@ def sole_writer(out: Path) -> Iterator[None]:
     Raises:
         DataError: another process is writing there, or the folder cannot be written.
     """
+    message = f"another preparation is writing to {out}: wait for it, or choose another out"
+    with _made(out), _locked(out / LOCK_FILE, fcntl.LOCK_EX, message):
+        yield
+
+
+@contextmanager
+def writer_of_slice(out: Path, rank: int, world: int) -> Iterator[None]:
+    """Holds the lock of one slice; others may hold those of other slices, but nobody the folder's.
+
+    Raises:
+        DataError: somebody makes the same slice, or is at work on the whole.
+    """
+    whole = f"{out} is being prepared or merged as a whole: wait for it, or choose another out"
+    twice = f"slice {rank} of {world} of {out} is being made by another process: start each once"
+    own = out / f".prep.slice-{rank}-of-{world}.lock"
+    with (
+        _made(out),
+        _locked(out / LOCK_FILE, fcntl.LOCK_SH, whole),
+        _locked(own, fcntl.LOCK_EX, twice),
+    ):
+        yield
+
+
+@contextmanager
+def _made(out: Path) -> Iterator[None]:
+    """The folder is there; afterwards it is gone if nothing has been left in it."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        descriptor = _lock(out / LOCK_FILE)
-    except BlockingIOError:
-        raise DataError(
-            f"another preparation is writing to {out}: wait for it, or choose another out"
-        ) from None
     except OSError as error:
         raise DataError(f"cannot write to {out}: {error.strerror}") from None
     try:
         yield
     finally:
-        (out / LOCK_FILE).unlink(missing_ok=True)
-        os.close(descriptor)
-        if not any(out.iterdir()):
+        if out.is_dir() and not any(out.iterdir()):
             out.rmdir()
 
 
-def _lock(path: Path) -> int:
+@contextmanager
+def _locked(path: Path, kind: int, taken: str) -> Iterator[None]:
+    try:
+        descriptor = _lock(path, kind)
+    except BlockingIOError:
+        raise DataError(taken) from None
+    except OSError as error:
+        raise DataError(f"cannot write to {path.parent}: {error.strerror}") from None
+    try:
+        yield
+    finally:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink(missing_ok=True)
+        except BlockingIOError:
+            pass  # a shared lock that others hold as well: the last of them removes the file
+        os.close(descriptor)
+
+
+def _lock(path: Path, kind: int) -> int:
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
             # The former holder may have removed the file between our open and our lock.
             if path.exists() and os.fstat(descriptor).st_ino == path.stat().st_ino:
                 return descriptor
@@ -61,19 +108,22 @@ def _lock(path: Path) -> int:
 
 
 class Ledger:
-    """The work folder of one preparation. Create it only while holding `sole_writer`.
+    """The work folder of one preparation. Create it only while holding one of the locks.
 
-    Leaving its context removes the folder if no finished work would be lost.
+    Leaving its context removes the folder if no finished work would be lost; not when it is
+    `shared` with other slices.
 
     Raises:
         DataError: the folder holds something else, or another configuration's work.
     """
 
-    def __init__(self, out: Path, identity: dict[str, Any]) -> None:
+    def __init__(self, out: Path, identity: dict[str, Any], shared: bool = False) -> None:
+        self.out, self.shared = out, shared
         self.work = out / WORK_FOLDER
         self.parts = self.work / "parts"
+        self.tokenizer = self.work / TOKENIZER
         path = self.work / "config.json"
-        others = sorted(p.name for p in out.iterdir() if p.name not in (WORK_FOLDER, LOCK_FILE))
+        others = sorted(p.name for p in out.iterdir() if not p.name.startswith(WORK_FOLDER))
         if not path.is_file():
             if others:
                 raise DataError(
@@ -86,33 +136,72 @@ class Ledger:
             except OSError:
                 shutil.rmtree(self.work, ignore_errors=True)
                 raise
-        try:
-            begun = dict(json.loads(path.read_bytes()))
-        except (ValueError, TypeError):
-            raise DataError(f"{path} is damaged: remove {self.work} and prepare again") from None
-        check_same(begun, identity, out)
+        check_same(read_json(path), identity, out)
 
     def __enter__(self) -> "Ledger":
         self.parts.mkdir(exist_ok=True)
-        for leftover in self.parts.glob("*.tmp"):
-            shutil.rmtree(leftover)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.work.exists():
+        if self.work.exists() and not self.shared:
             self._discard_if_empty()
+
+    def clear_leftovers(self, tasks: Sequence[Task]) -> None:
+        """Removes what killed attempts at these tasks have left half-done."""
+        for task in tasks:
+            for leftover in task.part.parent.glob(f"{task.part.name}.*.tmp"):
+                shutil.rmtree(leftover, ignore_errors=True)
+
+    def record(self, request: dict[str, Any]) -> None:
+        """Leaves the request for a merge.
+
+        Raises:
+            DataError: other slices were given another list of inputs.
+        """
+        path = self.work / "request.json"
+        if (
+            self.shared
+            and path.exists()
+            and (there := read_json(path)["inputs"]) != request["inputs"]
+        ):
+            differ = {
+                name for name, *_ in set(map(tuple, there)) ^ set(map(tuple, request["inputs"]))
+            }
+            raise DataError(
+                f"the other slices of {self.out} were begun with other input files than are found "
+                f"now (for example {min(differ)}): give every slice the same files, or remove "
+                f"{self.work}"
+            )
+        write_atomic(path, json.dumps(request, indent=2).encode())
 
     def finished(self, task: Task) -> PartInfo | None:
         """The part of `task` if it is there and its file has not changed since; else clears it."""
         if not task.part.exists():
             return None
-        info, status = PartInfo.load(task.part), task.path.stat()
-        made_of = (info.path, info.split, info.bytes, info.mtime_ns)
-        unchanged = made_of == (str(task.path), task.split, status.st_size, status.st_mtime_ns)
+        info = PartInfo.load(task.part)
+        made_of = (info.path, info.split, info.stamp)
+        unchanged = made_of == (task.source.name, task.split, task.source.stamp())
         if unchanged and (task.quarantine or not info.rejected):
             return info
         shutil.rmtree(task.part)
         return None
+
+    def packing(self, of: Sequence[Any]) -> dict[str, Path]:
+        """Folders for the shards of train and val; what is in them was packed of the same parts."""
+        folder, mark = self.work / "pack", self.work / "pack" / "of.json"
+        content = json.dumps(of).encode()
+        if not mark.is_file() or mark.read_bytes() != content:
+            shutil.rmtree(folder, ignore_errors=True)
+            for split in SPLITS:
+                shutil.rmtree(self.out / split, ignore_errors=True)
+            folder.mkdir()
+            write_atomic(mark, content)
+        folders = {split: folder / split for split in SPLITS}
+        for split, inside in folders.items():
+            if (self.out / split).exists():  # killed between moving it out and dataset.json
+                shutil.rmtree(inside, ignore_errors=True)
+                (self.out / split).rename(inside)
+        return folders
 
     def _discard_if_empty(self) -> None:
         """Removes the work folder if no finished part has documents: nothing would be lost."""
@@ -122,6 +211,18 @@ class Ledger:
     def close(self) -> None:
         """Removes the work folder; the data set is finished."""
         shutil.rmtree(self.work)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """One of the work folder's JSON files.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    try:
+        return dict(json.loads(path.read_bytes()))
+    except (ValueError, TypeError):
+        raise DataError(f"{path} is damaged: remove {path.parent} and prepare again") from None
 
 
 def is_finished(out: Path) -> bool:

@@ -1,15 +1,15 @@
 """The whole preparation: `prepare(config)`.
 
-Files are tokenised independently (and in parallel) into parts, then packed in order by one
-process. So the bytes of the data set follow from the inputs and the configuration alone, and a
-killed run continues with the parts that it had finished.
+Files are tokenised independently (and in parallel) into parts, then packed into shards that are
+independent of each other as well. So the bytes of the data set follow from the inputs and the
+configuration alone, and a killed run continues with what it had finished.
 """
 
-import hashlib
-import io
-import json
+import difflib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,176 +17,293 @@ import numpy as np
 
 from leviathan.config.schema import PrepConfig
 from leviathan.console import progress_bar, say
-from leviathan.data.files import write_atomic
-from leviathan.data.format import (
-    COUNTS_FILE,
-    DATASET_FILE,
-    FORMAT_VERSION,
-    REJECTS_FILE,
-    WORK_FOLDER,
-    DatasetInfo,
-    SourceInfo,
-    SplitInfo,
-    TokenizerInfo,
-    token_dtype,
+from leviathan.data.format import REJECTS_FILE, WORK_FOLDER, DatasetInfo, SourceInfo, token_dtype
+from leviathan.data.prepare.assemble import (
+    NothingToTrainOn,
+    Recipe,
+    assemble,
+    both_splits,
+    epochs,
 )
-from leviathan.data.mds import read_index
-from leviathan.data.prepare.ledger import Ledger, check_same, is_finished, sole_writer
-from leviathan.data.prepare.pack import Part, duplicates, pack
-from leviathan.data.prepare.pool import tokenise_all
-from leviathan.data.prepare.sources import find_inputs
-from leviathan.data.prepare.tokenise import (
-    TRAIN,
-    VAL,
-    PartInfo,
-    Task,
+from leviathan.data.prepare.duplicates import drop_duplicates
+from leviathan.data.prepare.estimate import announce
+from leviathan.data.prepare.layout import IdFile, Part
+from leviathan.data.prepare.ledger import (
+    Ledger,
+    check_same,
+    is_finished,
+    sole_writer,
+    writer_of_slice,
 )
+from leviathan.data.prepare.pool import Pool, open_pool
+from leviathan.data.prepare.reader import reading_of
+from leviathan.data.prepare.slices import Slice, take_slice
+from leviathan.data.prepare.sources import Source, Split, find_splits
+from leviathan.data.prepare.tokenise import PartInfo, Task, remember_encoder, tokenise
 from leviathan.data.tokenizer import Tokenizer, load_tokenizer
 from leviathan.errors import DataError
 
-# Keys that do not change which bytes are written.
-_FREE_KEYS = {"out", "workers", "on_error", "max_reject_fraction"}
+# Keys that do not change which bytes are written …
+_FREE_KEYS = {"out", "workers", "executor", "backend", "on_error", "max_reject_fraction"}
+# … and one that does not change the parts, so that a slip in it costs no tokenising.
+_PACKING_KEYS = {"mixing"}
+_UNSTORED_KEYS = {"out", "workers", "executor", "backend"}
+
+# max_reject_fraction counts from here on: of five lines, one bad one says nothing yet.
+FEW_REJECTS = 100
+
+Inputs = list[tuple[Source, Split]]
 
 
 def prepare(config: PrepConfig) -> dict[str, Any]:
     """Makes the data set `config.out`, or continues it, or says that it is complete.
 
+    With `executor: rank`, only this process's slice of the input files is tokenised.
+
     Returns:
-        `DatasetInfo.summary()` of the finished data set.
+        `DatasetInfo.summary()` of the finished data set; of a slice, what it holds.
 
     Raises:
         DataError: bad input, another configuration's folder, a second writer, a full disk …
             Nothing that could be taken for a finished data set is left behind.
     """
-    inputs = _inputs(config)
+    part = take_slice() if config.executor == "rank" else None
+    inputs = find_splits(config)
     if is_finished(config.out):
         return _already_finished(config, inputs)
     tokenizer = load_tokenizer(config.tokenizer)
     identity = _identity(config, tokenizer)
+    if part is not None:
+        with writer_of_slice(config.out, part.rank, part.world), told(config.out):
+            return _prepare_slice(config, inputs, tokenizer, identity, part)
     with sole_writer(config.out):
         if is_finished(config.out):  # another process finished it between the look and the lock
             return _already_finished(config, inputs)
-        try:
-            with Ledger(config.out, identity) as ledger:
-                return _prepare(config, inputs, tokenizer, ledger).summary()
-        except OSError as error:
-            raise DataError(
-                f"preparing {config.out} stopped: {error}. Finished files are kept: repair the "
-                "cause and run the same command again."
-            ) from error
+        with (
+            told(config.out),
+            Ledger(config.out, identity) as ledger,
+            open_pool(config.executor, config.workers) as pool,
+        ):
+            tasks = _begin(config, inputs, tokenizer, ledger)
+            infos = _tokenise_all(list(enumerate(tasks)), inputs, tokenizer, ledger, config, pool)
+            folders = [task.part for task in tasks]
+            return pack_parts(config, infos, folders, tokenizer, ledger, pool).summary()
 
 
-def _prepare(
-    config: PrepConfig, inputs: list[tuple[Path, Any]], tokenizer: Tokenizer, ledger: Ledger
-) -> DatasetInfo:
-    tokenizer.save(ledger.work / "tokenizer")
-    tasks = [
+@contextmanager
+def told(out: Path) -> Iterator[None]:
+    """Turns a full disk and its like, the user's to mend, into a DataError."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"preparing {out} stopped: {error}. Finished files are kept: repair the "
+            "cause and run the same command again."
+        ) from error
+
+
+# ---------------------------------------------------------------- tokenising
+
+
+def _begin(config: PrepConfig, inputs: Inputs, tokenizer: Tokenizer, ledger: Ledger) -> list[Task]:
+    """Leaves in the work folder what others need to know; one task an input."""
+    listed = [[source.name, split, source.size()] for source, split in inputs]
+    ledger.record({"config": _stored_config(config), "inputs": listed})
+    tokenizer.save(ledger.tokenizer)
+    return [
         Task(
-            path=path,
+            source=source,
             split=split,
             part=ledger.parts / f"{index:05}",
-            tokenizer=ledger.work / "tokenizer",
+            tokenizer=ledger.tokenizer,
             fraction=config.validation.fraction,
             quarantine=config.on_error == "quarantine",
             threads=max(1, config.workers // len(inputs)),
+            reading=reading_of(source, config),
+            include=frozenset(config.source.subsets.include),
+            exclude=frozenset(config.source.subsets.exclude),
         )
-        for index, (path, split) in enumerate(inputs)
+        for index, (source, split) in enumerate(inputs)
     ]
-    infos = tokenise_all(tasks, ledger, config)
-    _check_documents(infos, config)
 
+
+def _prepare_slice(
+    config: PrepConfig,
+    inputs: Inputs,
+    tokenizer: Tokenizer,
+    identity: dict[str, Any],
+    part: Slice,
+) -> dict[str, Any]:
+    with (
+        Ledger(config.out, identity, shared=True) as ledger,
+        open_pool("local", config.workers) as pool,
+    ):
+        tasks = _begin(config, inputs, tokenizer, ledger)
+        mine = list(enumerate(tasks))[part.rank :: part.world]
+        infos = _tokenise_all(mine, [], tokenizer, ledger, config, pool)
+    say(
+        f"slice {part.rank} of {part.world}: {len(infos)} of {len(tasks)} files are done; after "
+        f"the last slice, run `leviathan data merge {config.out}`"
+    )
+    return {
+        "slice": part.rank,
+        "of": part.world,
+        "files": len(infos),
+        "documents": sum(info.documents for info in infos),
+        "rejected": sum(info.rejected for info in infos),
+    }
+
+
+def _tokenise_all(
+    tasks: Sequence[tuple[int, Task]],
+    packed: Inputs,
+    tokenizer: Tokenizer,
+    ledger: Ledger,
+    config: PrepConfig,
+    pool: Pool,
+) -> list[PartInfo]:
+    """Makes the part of every task that has none yet; says before what the disk must hold.
+
+    Returns:
+        One description a task, in order.
+
+    Raises:
+        DataError: a file is damaged, a line is bad and `on_error` is fail, or too many are bad.
+    """
+    ledger.clear_leftovers([task for _, task in tasks])
+    done = {index: info for index, task in tasks if (info := ledger.finished(task))}
+    if done:
+        say(f"continuing: {len(done)} of {len(tasks)} files were already tokenised")
+    sizes = {index: task.source.size() or 0 for index, task in tasks}
+    # The largest first, so that no worker begins a long one when the others are done.
+    pending = dict(
+        sorted(
+            ((index, task) for index, task in tasks if index not in done),
+            key=lambda item: -sizes[item[0]],
+        )
+    )
+    announce(
+        list(pending.values()),
+        [source for source, _ in packed],
+        tokenizer,
+        config.seq_len,
+        max([1.0, *config.mixing.values()]),
+        config.out,
+    )
+    if pending:
+        # Made once, told once, and there at once in processes that are forked now.
+        backend = remember_encoder(tokenizer, config.backend)
+        pending = {index: replace(task, backend=backend) for index, task in pending.items()}
+    if len(pending) > 1:
+        pool.start()
+    total, start = sum(sizes.values()) or None, sum(sizes[index] for index in done)
+    with progress_bar("tokenising (bytes)", total=total, start=start) as bar:
+
+        def finish(index: int, info: PartInfo) -> None:
+            done[index] = info
+            bar.advance(0, note=f"{len(done)}/{len(tasks)} files")
+            if packed:  # one slice cannot know how many good lines the others have
+                share = sum(sizes[number] for number in done) / max(1, sum(sizes.values()))
+                check_rejects(list(done.values()), config.max_reject_fraction, share)
+
+        pool.run(tokenise, pending, bar.advance, finish)
+    return [done[index] for index, _ in tasks]
+
+
+def check_rejects(infos: Sequence[PartInfo], limit: float, share: float = 1) -> None:
+    """Ends a hopeless preparation.
+
+    Args:
+        infos: finished parts.
+        limit: on bad lines over lines.
+        share: of the corpus that they are of. The rest is taken to have as many lines and no bad
+            one, so that the order in which files are done decides nothing.
+
+    Raises:
+        DataError: more of the lines are bad than `limit` allows.
+    """
+    rejected = sum(info.rejected for info in infos)
+    lines = rejected + sum(info.documents + info.empty for info in infos)
+    if rejected > FEW_REJECTS and rejected * share > limit * lines:
+        raise DataError(
+            f"{rejected:,} of {lines:,} lines are bad, more than max_reject_fraction={limit}; "
+            f"for example in {next(info.path for info in infos if info.rejected)}"
+        )
+
+
+# ---------------------------------------------------------------- packing
+
+
+def pack_parts(
+    config: PrepConfig,
+    infos: Sequence[PartInfo],
+    folders: Sequence[Path],
+    tokenizer: Tokenizer,
+    ledger: Ledger,
+    pool: Pool,
+) -> DatasetInfo:
+    """Makes the data set of finished parts.
+
+    Args:
+        config: what was asked for.
+        infos: description of each part.
+        folders: where each part lies.
+        tokenizer: of the ids.
+        ledger: of the data set's folder.
+        pool: where shards are written.
+
+    Raises:
+        DataError: no documents, none for training, or `mixing` names none of their subsets.
+    """
+    _check_documents(infos, config)
     subsets = sorted({name for info in infos for name in info.subsets})
     number = {name: place for place, name in enumerate(subsets)}
-    subset_of = [np.array([number[name] for name in info.subsets], np.uint16) for info in infos]
-    keep: Sequence[np.ndarray | None] = [None] * len(tasks)
-    dropped = 0
-    if config.drop_duplicates:
-        kept = duplicates([Part(task.part, subset_of[0]).documents() for task in tasks])
-        dropped = sum(int((~mask).sum()) for mask in kept)
-        keep = kept
+    dtype = token_dtype(tokenizer.vocab_size)
     parts = [
-        Part(task.part, of, mask) for task, of, mask in zip(tasks, subset_of, keep, strict=True)
+        Part(
+            table=folder / "documents",
+            ids=IdFile(folder / "ids", dtype),
+            subset_of=np.array([number[name] for name in info.subsets], np.uint16),
+        )
+        for folder, info in zip(folders, infos, strict=True)
     ]
-    splits = _pack_all(parts, tokenizer, config, ledger)
-    if infos and any(info.rejected for info in infos):
-        rejects = b"".join((task.part / REJECTS_FILE).read_bytes() for task in tasks)
-        write_atomic(config.out / REJECTS_FILE, rejects)
-    tokenizer.save(config.out)
-    info = DatasetInfo(
-        format_version=FORMAT_VERSION,
-        fingerprint=fingerprint(config.out, tokenizer.fingerprint, config.seq_len, subsets, splits),
-        vocab_size=tokenizer.vocab_size,
+    weights, dropped = epochs(config.mixing, subsets), 0
+    if config.drop_duplicates:
+        parts, dropped = drop_duplicates(parts, ledger.work)
+    recipe = Recipe(
+        tokenizer=tokenizer,
         seq_len=config.seq_len,
-        dtype=token_dtype(tokenizer.vocab_size),
-        tokenizer=TokenizerInfo(
-            name=tokenizer.name,
-            fingerprint=tokenizer.fingerprint,
-            end_of_text=tokenizer.end_of_text,
-        ),
         subsets=subsets,
-        splits=splits,
-        documents=sum(split.documents for split in splits.values()),
-        empty=sum(info.empty for info in infos),
-        duplicates=dropped,
-        rejected=sum(info.rejected for info in infos),
-        dropped_tail_tokens=0,  # the tail is padded, never dropped
+        parts=parts,
+        made_of=[[info.path, info.content, info.sha256] for info in infos] + [config.mixing],
+        choices=both_splits(weights),
         sources=[_source(info) for info in infos],
         config=_stored_config(config),
+        duplicates=dropped,
+        rejects=b"".join((folder / REJECTS_FILE).read_bytes() for folder in folders),
     )
-    write_atomic(config.out / DATASET_FILE, info.dump())
-    ledger.close()
-    return info
-
-
-def fingerprint(
-    out: Path,
-    tokenizer: str,
-    seq_len: int,
-    subsets: Sequence[str],
-    splits: dict[str, SplitInfo],
-) -> str:
-    """sha256 over what the data set says: tokenizer, row length, subsets and every shard's hash."""
-    shards = {
-        name: [shard.raw_data.hashes.sha256 for shard in read_index(out / name)]
-        for name in sorted(splits)
-    }
-    content = [FORMAT_VERSION, tokenizer, seq_len, list(subsets), shards]
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    try:
+        return assemble(recipe, ledger, pool)
+    except NothingToTrainOn:
+        if not config.mixing:
+            ledger.close()  # only a configuration helps that cannot continue this work
+        raise
 
 
 # ---------------------------------------------------------------- what goes in
 
 
-def _inputs(config: PrepConfig) -> list[tuple[Path, Any]]:
-    """The corpus files in order, each with the split it goes to."""
-    held_out = find_inputs(config.validation.paths)
-    if held_out:
-        of_validation = {path.resolve() for path in held_out}
-        training = []
-        for path in find_inputs(config.source.paths):
-            if path.resolve() in of_validation:
-                say(f"{path} is held out for validation and not trained on")
-            else:
-                training.append((path, "train"))
-    else:
-        kind = "hash" if config.validation.fraction else "train"
-        training = [(path, kind) for path in find_inputs(config.source.paths)]
-    if not training:
-        raise DataError("every file of source.paths is held out: nothing is left to train on")
-    return training + [(path, "val") for path in held_out]
-
-
 def _stored_config(config: PrepConfig) -> dict[str, Any]:
-    return config.model_dump(mode="json", exclude={"out", "workers"})
+    return config.model_dump(mode="json", exclude=_UNSTORED_KEYS)
 
 
 def _identity(config: PrepConfig, tokenizer: Tokenizer) -> dict[str, Any]:
     """What must be equal for a folder's work to be continued."""
-    stored = config.model_dump(mode="json", exclude=_FREE_KEYS)
+    stored = config.model_dump(mode="json", exclude=_FREE_KEYS | _PACKING_KEYS)
     return stored | {"tokenizer_fingerprint": tokenizer.fingerprint}
 
 
-def _already_finished(config: PrepConfig, inputs: list[tuple[Path, Any]]) -> dict[str, Any]:
+def _already_finished(config: PrepConfig, inputs: Inputs) -> dict[str, Any]:
     info = DatasetInfo.load(config.out)
     wanted = config.model_dump(mode="json", exclude=_FREE_KEYS)
     check_same(
@@ -204,7 +321,12 @@ def _already_finished(config: PrepConfig, inputs: list[tuple[Path, Any]]) -> dic
             "on_error=fail is asked for: choose another out"
         )
     then = [(source.path, source.bytes, source.split) for source in info.sources]
-    now = [(str(path), path.stat().st_size, split) for path, split in inputs]
+    size_then = {source.path: source.bytes for source in info.sources}
+    now = [
+        (source.name, size_then.get(source.name) if size is None else size, split)
+        for source, split in inputs
+        for size in [source.size()]
+    ]
     if then != now:
         changed = sorted({item[0] for item in set(then) ^ set(now)})
         raise DataError(
@@ -225,7 +347,19 @@ def _source(info: PartInfo) -> SourceInfo:
         empty=info.empty,
         rejected=info.rejected,
         split=info.split,
+        excluded=sum(info.excluded.values()),
+        backend_mismatches=info.mismatches,
     )
+
+
+def _check_subsets(infos: Sequence[PartInfo], config: PrepConfig) -> None:
+    """Points out names in `source.subsets` that no document has."""
+    seen = {name for info in infos for name in [*info.subsets, *info.excluded]}
+    for name in [*config.source.subsets.include, *config.source.subsets.exclude]:
+        if name not in seen:
+            near = difflib.get_close_matches(name, seen, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"seen: {', '.join(sorted(seen)[:30])}"
+            say(f"warning: source.subsets: no document is of {name!r}; {hint}", style="yellow")
 
 
 def _check_documents(infos: Sequence[PartInfo], config: PrepConfig) -> None:
@@ -233,9 +367,11 @@ def _check_documents(infos: Sequence[PartInfo], config: PrepConfig) -> None:
     rejected = sum(info.rejected for info in infos)
     if not documents:
         raise DataError(
-            f"no documents in {', '.join(config.source.paths)}: "
-            f"{sum(info.empty for info in infos)} empty texts, {rejected} bad lines"
+            f"no documents in {', '.join(info.path for info in infos[:5])}: "
+            f"{sum(info.empty for info in infos)} empty texts, {rejected} bad lines, "
+            f"{sum(sum(info.excluded.values()) for info in infos)} left out by source.subsets"
         )
+    _check_subsets(infos, config)
     seen: dict[str, str] = {}
     for info in infos:
         if not info.documents:
@@ -247,38 +383,3 @@ def _check_documents(infos: Sequence[PartInfo], config: PrepConfig) -> None:
         seen.setdefault(info.content, info.path)
     if rejected:
         say(f"warning: {rejected:,} bad lines left out, see {REJECTS_FILE}", style="yellow")
-
-
-# ---------------------------------------------------------------- pack
-
-
-def _pack_all(
-    parts: list[Part], tokenizer: Tokenizer, config: PrepConfig, ledger: Ledger
-) -> dict[str, SplitInfo]:
-    if not any(part.wanted(TRAIN).any() for part in parts):
-        ledger.close()  # only another configuration helps, and that one cannot continue this work
-        raise DataError(
-            "no documents are left for training, all of them are held out: hold out fewer "
-            "(validation.paths, validation.fraction), or add files to source.paths"
-        )
-    splits: dict[str, SplitInfo] = {}
-    total = sum(int(part.documents()["length"].sum()) for part in parts)
-    with progress_bar("packing (tokens)", total=total) as bar:
-        for name, split in (("train", TRAIN), ("val", VAL)):
-            folder = ledger.work / name
-            shutil.rmtree(folder, ignore_errors=True)
-            shutil.rmtree(config.out / name, ignore_errors=True)
-            if not any(part.wanted(split).any() for part in parts):
-                continue
-            info, counts = pack(parts, split, tokenizer, config.seq_len, folder, bar.advance)
-            folder.rename(config.out / name)
-            splits[name] = info
-            if split == TRAIN:
-                _save_counts(config.out / COUNTS_FILE, counts)
-    return splits
-
-
-def _save_counts(path: Path, counts: np.ndarray) -> None:
-    buffer = io.BytesIO()
-    np.save(buffer, counts)
-    write_atomic(path, buffer.getvalue())

@@ -1,96 +1,184 @@
-"""Tokenises corpus files, in this process or in a pool, continuing what was begun."""
+"""Runs independent tasks: here, in processes of this machine, or on a Ray cluster.
+
+A task is small and says where its result belongs on a (shared) disk; doing it again after a crash
+gives the same bytes. So no more is asked of a pool than that every task is done once or oftener.
+"""
 
 import multiprocessing
+import os
 import queue
-from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeVar
 
-from leviathan.config.schema import PrepConfig
-from leviathan.console import Bar, progress_bar, say
-from leviathan.data.prepare.ledger import Ledger
-from leviathan.data.prepare.tokenise import (
-    PartInfo,
-    Task,
-    start_worker,
-    tokenise,
-    tokenise_in_worker,
-)
 from leviathan.errors import DataError
 
-# max_reject_fraction counts from here on: of five lines, one bad one says nothing yet.
-FEW_REJECTS = 100
+T = TypeVar("T")
+R = TypeVar("R")
+
+Advance = Callable[[float], Any]  # told how much more is done, in the unit of the work
+Work = Callable[[T, Advance], R]
 
 
-def tokenise_all(tasks: list[Task], ledger: Ledger, config: PrepConfig) -> list[PartInfo]:
-    """Makes the part of every task that has none yet, on `config.workers` processes.
+class Pool(Protocol):
+    """Where tasks are done."""
 
-    Returns:
-        One description a task, in order.
+    def start(self) -> None:
+        """Starts what `run` needs, if it can be of use to do so early: before bars are drawn."""
+        ...
 
-    Raises:
-        DataError: a file is damaged, a line is bad and `on_error` is fail, or too many are bad.
-    """
-    done = {index: info for index, task in enumerate(tasks) if (info := ledger.finished(task))}
-    if done:
-        say(f"continuing: {len(done)} of {len(tasks)} files were already tokenised")
-    pending = {index: task for index, task in enumerate(tasks) if index not in done}
-    total = sum(task.path.stat().st_size for task in tasks)
-    start = sum(tasks[index].path.stat().st_size for index in done)
-    with progress_bar("tokenising (bytes)", total=total, start=start) as bar:
+    def run(
+        self,
+        work: Work[T, R],
+        tasks: Mapping[int, T],
+        advance: Advance,
+        finish: Callable[[int, R], Any],
+    ) -> None:
+        """Does `work(task, advance)` for every task, in any order, a few at a time.
 
-        def finish(index: int, info: PartInfo) -> None:
-            done[index] = info
-            bar.advance(0, note=f"{len(done)}/{len(tasks)} files")
-            _check_rejects(list(done.values()), config.max_reject_fraction)
+        `finish(number, result)` is called here, as results come in; an error of a task ends all.
 
-        if min(config.workers, len(pending)) > 1:
-            _tokenise_in_processes(pending, config.workers, bar, finish)
-        else:
-            for index, task in pending.items():
-                finish(index, tokenise(task, bar.advance))
-    return [done[index] for index in range(len(tasks))]
+        Raises:
+            DataError: a task's own, or a worker died.
+        """
+        ...
 
 
-def _tokenise_in_processes(
-    pending: dict[int, Task], workers: int, bar: Bar, finish: Callable[[int, PartInfo], None]
-) -> None:
-    context = multiprocessing.get_context("spawn")
-    progress = context.Queue()
-    pool = ProcessPoolExecutor(
-        min(workers, len(pending)), context, initializer=start_worker, initargs=(progress,)
-    )
-    futures = {pool.submit(tokenise_in_worker, task): index for index, task in pending.items()}
-    waiting = set(futures)
-    try:
-        while waiting:
-            ready, waiting = wait(waiting, timeout=0.2, return_when=FIRST_EXCEPTION)
+@contextmanager
+def open_pool(executor: str, workers: int) -> Iterator[Pool]:
+    """The pool of a configuration's `executor` (`local` or `ray`), closed at the end."""
+    if executor == "ray":
+        from leviathan.data.prepare.ray_pool import open_ray_pool
+
+        with open_ray_pool() as pool:
+            yield pool
+    elif workers == 1:
+        yield _Here()
+    else:
+        processes = _Processes(workers)
+        try:
+            yield processes
+        finally:
+            processes.close()
+
+
+class _Here:
+    """One task after the other, in this process."""
+
+    def start(self) -> None:
+        pass
+
+    def run(
+        self,
+        work: Work[T, R],
+        tasks: Mapping[int, T],
+        advance: Advance,
+        finish: Callable[[int, R], Any],
+    ) -> None:
+        for number, task in tasks.items():
+            finish(number, work(task, advance))
+
+
+class _Processes:
+    """Worker processes that are started at the first task and kept until the end."""
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._executor: ProcessPoolExecutor | None = None
+        self._progress: Any = None
+
+    def run(
+        self,
+        work: Work[T, R],
+        tasks: Mapping[int, T],
+        advance: Advance,
+        finish: Callable[[int, R], Any],
+    ) -> None:
+        if len(tasks) < 2:
+            _Here().run(work, tasks, advance, finish)
+            return
+        todo = iter(tasks.items())
+        running: dict[Future[R], int] = {}
+        try:
             while True:
-                try:
-                    bar.advance(progress.get_nowait())
-                except queue.Empty:
-                    break
-            for future in ready:
-                finish(futures[future], future.result())
-    except BrokenProcessPool:
-        raise DataError(
-            "a tokenising process died (out of memory?): run the same command again, with fewer "
-            "workers if it happens again"
-        ) from None
-    except BaseException:
-        # Do not let the others read on for an hour before the error is shown.
-        for process in list(pool._processes.values()):
-            process.terminate()
-        raise
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+                # Not all at once: a task in the queue is pickled, a result held.
+                while len(running) < 2 * self._workers and (item := next(todo, None)):
+                    running[self._start().submit(_in_worker, work, item[1])] = item[0]
+                if not running:
+                    return
+                ready, _ = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
+                self._report(advance)
+                for future in ready:
+                    finish(running.pop(future), future.result())
+        except BrokenProcessPool:
+            raise DataError(
+                "a worker process died (out of memory?): run the same command again, with fewer "
+                "workers if it happens again"
+            ) from None
+
+    def start(self) -> None:
+        self._start().submit(os.getpid)
+
+    def _start(self) -> ProcessPoolExecutor:
+        if self._executor is None:
+            context = multiprocessing.get_context("fork" if _may_fork() else "spawn")
+            self._progress = context.Queue()
+            self._executor = ProcessPoolExecutor(
+                self._workers, context, initializer=_start_worker, initargs=(self._progress,)
+            )
+        return self._executor
+
+    def _report(self, advance: Advance) -> None:
+        while True:
+            try:
+                advance(self._progress.get_nowait())
+            except queue.Empty:
+                return
+
+    def close(self) -> None:
+        """Ends the workers, after an error in the middle of their tasks.
+
+        Nobody wants to wait an hour for the others before an error is shown, nor a quarter of a
+        second for idle processes to tidy up.
+        """
+        if self._executor is not None:
+            for process in list(self._executor._processes.values()):
+                process.terminate()
+            self._executor.shutdown(wait=True, cancel_futures=True)
 
 
-def _check_rejects(infos: Sequence[PartInfo], limit: float) -> None:
-    rejected = sum(info.rejected for info in infos)
-    lines = rejected + sum(info.documents + info.empty for info in infos)
-    if rejected > FEW_REJECTS and rejected > limit * lines:
-        raise DataError(
-            f"{rejected:,} of {lines:,} lines are bad, more than max_reject_fraction={limit}; "
-            f"for example in {next(info.path for info in infos if info.rejected)}"
-        )
+# ---------------------------------------------------------------- worker processes
+
+_THREADED = {"torch", "datasets", "fsspec", "pyarrow", "ray"}  # may have threads, and hold locks
+
+
+def _may_fork() -> bool:
+    """Whether a fork is safe: it has the modules and the tokenizer at once, a second's work."""
+    loaded = _THREADED & sys.modules.keys()
+    return sys.platform == "linux" and threading.active_count() == 1 and not loaded
+
+
+_progress: Any = None
+
+
+def _start_worker(progress: Any) -> None:
+    """Where to report to; and to end when the parent is gone."""
+    global _progress
+    _progress = progress
+    progress.cancel_join_thread()  # ending must not wait for someone to read the last numbers
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def end_with_parent() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+
+
+def _in_worker(work: Work[T, R], task: T) -> R:
+    return work(task, _progress.put)

@@ -1,288 +1,177 @@
-"""Reads documents out of corpus files, line by line, and says exactly what is wrong with a line.
+"""Reads documents out of sources, line by line, and says exactly what is wrong with a line.
 
 What a file is, its first bytes decide, not its name. A damaged file (cut off, bad checksum, not
 text at all) is a `DataError`; a damaged *line* is handed on as a `BadLine`, for the caller to
-refuse or set aside. Memory is bounded by the longest line.
+refuse or set aside. Memory is bounded by `Reading.max_document_bytes`, whatever a file holds.
 """
 
-import gzip
-import hashlib
 import io
-import json
-import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from tempfile import NamedTemporaryFile
+from typing import Any
 
+from leviathan.config.schema import PrepConfig
+from leviathan.data.prepare.hub import HubSource, read_hub
+from leviathan.data.prepare.records import (
+    NO_SUBSET,
+    BadLine,
+    Document,
+    Reading,
+    Unusable,
+    document,
+    parse,
+)
+from leviathan.data.prepare.sources import ByteSource, FileSource, Source
+from leviathan.data.prepare.texts import TextFolder, read_texts
+from leviathan.data.prepare.unpack import BOM, BUFFER, named, sniff, unpack
 from leviathan.errors import DataError
 
-NO_SUBSET = "unnamed"  # documents without meta.pile_set_name
+__all__ = ["NO_SUBSET", "BadLine", "Document", "Reading", "read", "reading_of"]
 
-Kind = Literal["jsonl", "zst", "gz", "parquet", "empty"]
+OnBytes = Callable[[int], Any] | None
 
-_ZSTD_CHUNK = 1 << 17  # compressed bytes fed at once; bounds what one call can unpack to
-_BUFFER = 1 << 20
-_BOM = b"\xef\xbb\xbf"
+_PARQUET_BYTES = 1 << 23  # of rows decoded at once, as far as their mean size tells
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
-    """One text and the subset (`meta.pile_set_name`) it belongs to; `text` may be empty."""
-
-    text: str
-    subset: str
-    line: int
-    byte_offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class BadLine:
-    """A line that is no document: 1-based number, byte offset in the uncompressed text, reason."""
-
-    line: int
-    byte_offset: int
-    reason: str
-
-    def message(self, path: Path) -> str:
-        """One sentence for people: `file:line: reason`."""
-        return f"{path}:{self.line}: {self.reason} (byte {self.byte_offset:,} of the text)"
+def reading_of(source: Source, config: PrepConfig) -> Reading:
+    """Where text and subset stand in `source`, and how long a document may be."""
+    keys = {"text_key": config.source.text_key, "subset_key": config.source.subset_key}
+    if isinstance(source, HubSource):
+        keys |= source.reading
+    return Reading(
+        default_subset=config.source.default_subset,
+        max_document_bytes=config.max_document_bytes,
+        **keys,
+    )
 
 
 def read(
-    path: Path,
-    on_bytes: Callable[[int], Any] | None = None,
-    digest: "hashlib._Hash | None" = None,
+    source: Source, on_bytes: OnBytes = None, digest: Any = None, reading: Reading | None = None
 ) -> Iterator[Document | BadLine]:
-    """Yields the documents and bad lines of one file, in order; blank lines are skipped.
+    """Yields the documents and bad lines of one source, in order; blank lines are skipped.
 
     Args:
-        path: jsonl, plain or packed as zst (every frame) or gz, or parquet, with the columns
-            `text` and, optionally, `meta`.
-        on_bytes: told the number of file bytes read, as they are read.
-        digest: fed with every byte of the file.
+        source: jsonl, plain or packed as zst (every frame) or gz; parquet; a folder of texts; a
+            shard of a Hub data set.
+        on_bytes: told the number of stored bytes read, as they are read.
+        digest: fed with every byte of the source.
+        reading: where text and subset stand; as in The Pile if not given.
 
     Raises:
         DataError: unreadable, truncated, damaged, or not a corpus file at all.
     """
-    kind = sniff(path)
-    try:
-        if kind == "parquet":
-            yield from _read_parquet(path, on_bytes, digest)
-        elif kind != "empty":
-            with path.open("rb", buffering=0) as raw:
-                tap = _Tap(raw, on_bytes, digest)
-                yield from _read_lines(path, _unpack(path, kind, tap))
-    except OSError as error:
-        if isinstance(error, gzip.BadGzipFile):
-            raise DataError(f"{path}: damaged gzip file ({error})") from None
-        raise DataError(f"{path}: cannot be read ({error})") from None
-    except EOFError:
-        raise DataError(f"{path}: truncated gzip file: it ends in the middle of a stream") from None
-    except zlib.error as error:
-        raise DataError(f"{path}: damaged gzip file ({error})") from None
-
-
-def sniff(path: Path) -> Kind:
-    """What `path` is, by its first bytes.
-
-    Raises:
-        DataError: unreadable, or something that people often take for a corpus file.
-    """
-    try:
-        with path.open("rb") as file:
-            head = file.read(512)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
-    if not head:
-        return "empty"
-    if head.startswith(b"\x28\xb5\x2f\xfd") or (0x50 <= head[0] <= 0x5F and head[1:4] == b"*M\x18"):
-        return "zst"
-    if head.startswith(b"\x1f\x8b"):
-        return "gz"
-    if head.startswith(b"PAR1"):
-        return "parquet"
-    start = head.removeprefix(_BOM).lstrip()
-    if start.startswith(b"version https://git-lfs"):
-        raise DataError(f"{path}: a Git LFS pointer, not the data: run `git lfs pull`")
-    if start[:15].lower().startswith((b"<!doctype html", b"<html")):
-        raise DataError(f"{path}: an HTML page, not the data: the download went wrong")
-    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise DataError(f"{path}: UTF-16 text; a corpus file must be UTF-8")
-    if path.suffix.lower() in (".zst", ".zstd", ".gz", ".parquet") and not start.startswith(b"{"):
-        raise DataError(f"{path}: not a {path.suffix[1:]} file (it begins with {head[:8]!r})")
-    if b"\0" in head:
-        raise DataError(f"{path}: a binary file of no kind we read (it begins with {head[:8]!r})")
-    return "jsonl"
-
-
-# ---------------------------------------------------------------- bytes
-
-
-class _Tap(io.RawIOBase):
-    """Passes the bytes of a raw file on, counting and hashing them."""
-
-    def __init__(
-        self,
-        raw: io.RawIOBase | io.FileIO,
-        on_bytes: Callable[[int], Any] | None,
-        digest: "hashlib._Hash | None",
-    ) -> None:
-        self._raw, self._on_bytes, self._digest = raw, on_bytes, digest
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        count = self._raw.readinto(buffer) or 0
-        if self._digest is not None:
-            self._digest.update(memoryview(buffer)[:count])
-        if self._on_bytes is not None:
-            self._on_bytes(count)
-        return count
-
-
-class _ZstdFrames(io.RawIOBase):
-    """Unpacks every frame of a zstd file and notices when the last one is cut off.
-
-    python-zstandard's own readers stop silently after the first frame or at a truncation.
-    """
-
-    def __init__(self, path: Path, packed: io.RawIOBase) -> None:
-        import zstandard
-
-        self._path, self._packed = path, packed
-        # zstd --long=31 needs a window of 2 GiB; the default refuses such frames.
-        self._context = zstandard.ZstdDecompressor(max_window_size=1 << 31)
-        self._error = zstandard.ZstdError
-        self._frame: Any = None
-        self._unpacked = memoryview(b"")
-        self._rest = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._unpacked:
-            if not self._rest:
-                self._rest = self._packed.read(_ZSTD_CHUNK) or b""
-            if not self._rest:
-                if self._frame is not None:
-                    raise DataError(f"{self._path}: truncated: the last zstd frame does not end")
-                return 0
-            self._unpack()
-        count = min(len(buffer), len(self._unpacked))
-        memoryview(buffer)[:count] = self._unpacked[:count]
-        self._unpacked = self._unpacked[count:]
-        return count
-
-    def _unpack(self) -> None:
-        if self._frame is None:
-            self._frame = self._context.decompressobj()
-        try:
-            self._unpacked = memoryview(self._frame.decompress(self._rest))
-        except self._error as error:
-            raise DataError(f"{self._path}: damaged zstd file ({error})") from None
-        self._rest = b""
-        if self._frame.eof:
-            self._rest, self._frame = self._frame.unused_data, None
-
-
-def _unpack(path: Path, kind: Kind, tap: _Tap) -> io.BufferedReader:
-    if kind == "zst":
-        return io.BufferedReader(_ZstdFrames(path, tap), _BUFFER)
-    if kind == "gz":
-        packed = io.BufferedReader(tap, _BUFFER)
-        return io.BufferedReader(gzip.GzipFile(fileobj=packed), _BUFFER)  # pyright: ignore
-    return io.BufferedReader(tap, _BUFFER)
+    reading = reading or Reading()
+    if isinstance(source, HubSource):
+        yield from read_hub(source, reading, on_bytes, digest)
+    elif isinstance(source, TextFolder):
+        yield from read_texts(source, reading, on_bytes, digest)
+    else:
+        assert isinstance(source, ByteSource)
+        kind = sniff(source)
+        with named(source):
+            if kind == "parquet":
+                yield from _read_parquet(source, reading, on_bytes, digest)
+            elif kind != "empty":
+                with source.open() as raw:
+                    yield from _read_lines(unpack(source, kind, raw, on_bytes, digest), reading)
 
 
 # ---------------------------------------------------------------- lines
 
 
-def _read_lines(path: Path, text: io.BufferedReader) -> Iterator[Document | BadLine]:
-    offset = 0
-    for number, line in enumerate(text, 1):
-        content = line.removeprefix(_BOM) if number == 1 else line
-        if content.strip():
+def _read_lines(text: io.BufferedReader, reading: Reading) -> Iterator[Document | BadLine]:
+    limit = reading.max_document_bytes
+    offset = number = 0
+    while line := text.readline(limit + 3):  # room for the line's end
+        number += 1
+        start, offset = offset, offset + len(line)
+        if len(line.rstrip(b"\r\n") if len(line) > limit else line) > limit:
+            offset += _skip_line(text) if not line.endswith(b"\n") else 0
+            yield BadLine(number, start, reading.too_long)
+            continue
+        if number == 1:
+            line = line.removeprefix(BOM)
+        if line and not line.isspace():
             try:
-                yield _parse(content, number, offset)
-            except _Unusable as error:
-                yield BadLine(number, offset, str(error))
-        offset += len(line)
+                yield parse(line, reading, number, start)
+            except Unusable as error:
+                yield BadLine(number, start, str(error))
 
 
-class _Unusable(Exception):
-    """Why a line or row is no document."""
+def _skip_line(text: io.BufferedReader) -> int:
+    """Reads past the rest of a line; the number of its bytes."""
+    skipped = 0
+    while piece := text.readline(BUFFER):
+        skipped += len(piece)
+        if piece.endswith(b"\n"):
+            break
+    return skipped
 
 
-def _parse(line: bytes, number: int, offset: int) -> Document:
-    try:
-        record = json.loads(line.rstrip(b"\r\n").decode())
-    except UnicodeDecodeError as error:
-        raise _Unusable(
-            f"invalid UTF-8: byte 0x{line[error.start]:02x} at position {error.start} of the line"
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise _Unusable(f"not JSON ({error})") from None
-    if not isinstance(record, dict):
-        raise _Unusable(f"expected an object with the key 'text', found {_kind_of(record)}")
-    if "text" not in record:
-        keys = ", ".join(repr(key) for key in list(record)[:8]) or "none"
-        raise _Unusable(f"no key 'text' (keys found: {keys})")
-    return _document(record["text"], record.get("meta"), number, offset)
-
-
-def _document(text: Any, meta: Any, number: int, offset: int) -> Document:
-    if not isinstance(text, str):
-        raise _Unusable(f"'text' must be a string, found {_kind_of(text)}")
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            # tiktoken would replace it silently; the text would no longer be the text.
-            raise _Unusable(
-                f"'text' holds the lone surrogate U+{ord(text[error.start]):04X} "
-                f"at character {error.start}, which is no valid Unicode"
-            ) from None
-    subset = meta.get("pile_set_name") if isinstance(meta, dict) else None
-    if not isinstance(subset, str) or not subset or not subset.isprintable():
-        subset = NO_SUBSET
-    return Document(text, subset, number, offset)
-
-
-def _kind_of(value: Any) -> str:
-    names = {type(None): "null", bool: "a boolean", int: "a number", float: "a number"}
-    return names.get(type(value)) or {list: "a list", dict: "an object"}.get(type(value), "a text")
+# ---------------------------------------------------------------- parquet
 
 
 def _read_parquet(
-    path: Path, on_bytes: Callable[[int], Any] | None, digest: "hashlib._Hash | None"
+    source: ByteSource, reading: Reading, on_bytes: OnBytes, digest: Any
+) -> Iterator[Document | BadLine]:
+    if not isinstance(source, FileSource):  # it is read from its end: fetch it once, not twice
+        with NamedTemporaryFile(suffix=".parquet") as copy:
+            with source.open() as remote:
+                while block := remote.read(BUFFER):
+                    copy.write(block)
+            copy.flush()
+            local = FileSource(Path(copy.name))
+            yield from _read_local_parquet(source.name, local, reading, on_bytes, digest)
+    else:
+        yield from _read_local_parquet(source.name, source, reading, on_bytes, digest)
+
+
+def _read_local_parquet(
+    name: str, source: FileSource, reading: Reading, on_bytes: OnBytes, digest: Any
 ) -> Iterator[Document | BadLine]:
     import pyarrow
     import pyarrow.parquet
 
     if digest is not None:
-        with path.open("rb") as file:
-            while block := file.read(_BUFFER):
+        with source.open() as file:
+            while block := file.read(BUFFER):
                 digest.update(block)
     try:
-        with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as table:
-            names = table.schema_arrow.names
-            if "text" not in names:
-                raise DataError(f"{path}: no column 'text' (columns: {', '.join(names)})")
-            columns = [name for name in ("text", "meta") if name in names]
-            rows, share = 0, path.stat().st_size / max(1, table.metadata.num_rows)
-            for batch in table.iter_batches(batch_size=1024, columns=columns):
+        with pyarrow.parquet.ParquetFile(
+            source.path, page_checksum_verification=True, pre_buffer=False, buffer_size=BUFFER
+        ) as table:
+            columns = _columns(table.schema_arrow.names, name, reading)
+            rows, total = 0, max(1, table.metadata.num_rows)
+            groups = [table.metadata.row_group(n) for n in range(table.metadata.num_row_groups)]
+            unpacked = sum(group.total_byte_size for group in groups)
+            batch_size = max(1, min(1024, _PARQUET_BYTES * total // max(1, unpacked)))
+            for batch in table.iter_batches(batch_size=batch_size, columns=columns):
                 for row in batch.to_pylist():
                     rows += 1
-                    try:
-                        yield _document(row["text"], row.get("meta"), rows, 0)
-                    except _Unusable as error:
-                        yield BadLine(rows, 0, str(error))
+                    yield _row(row, reading, rows)
                 if on_bytes is not None:
-                    on_bytes(round(share * batch.num_rows))
+                    on_bytes(round(source.size() / total * batch.num_rows))
     except (pyarrow.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # the system's word on the file; a bad checksum is an OSError without a number
-        raise DataError(f"{path}: damaged parquet file ({error})") from None
+        raise DataError(f"{name}: damaged parquet file ({error})") from None
+
+
+def _columns(names: list[str], name: str, reading: Reading) -> list[str]:
+    """The columns that text and subset stand in."""
+    text, subset = reading.text_path[0], reading.subset_path[0]
+    if text not in names:
+        raise DataError(f"{name}: no column {text!r} (columns: {', '.join(names)})")
+    return [text] if subset not in names or subset == text else [text, subset]
+
+
+def _row(row: Any, reading: Reading, number: int) -> Document | BadLine:
+    try:
+        found = document(row, reading, number, 0)
+    except Unusable as error:
+        return BadLine(number, 0, str(error))
+    limit = reading.max_document_bytes
+    if len(found.text) * 4 > limit and len(found.text.encode()) > limit:
+        return BadLine(number, 0, reading.too_long)
+    return found

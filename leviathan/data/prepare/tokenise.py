@@ -6,21 +6,24 @@ in any order, on any number of workers, again or not at all.
 
 import hashlib
 import json
-import multiprocessing
 import os
 import shutil
-import threading
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, TextIO
 
 import numpy as np
 
+from leviathan.console import say
+from leviathan.data.encoders import Backend, Encoder, TiktokenEncoder, make_encoder
 from leviathan.data.files import write_atomic
 from leviathan.data.format import token_dtype
-from leviathan.data.prepare.reader import BadLine, Document, read
-from leviathan.data.tokenizer import Tokenizer, UnencodableText, load_tokenizer
+from leviathan.data.prepare.reader import BadLine, Document, Reading, read
+from leviathan.data.prepare.sources import Source, Split
+from leviathan.data.tokenizer import META_FILE, Tokenizer, UnencodableText, load_tokenizer
 from leviathan.errors import DataError
 
 TRAIN, VAL = 0, 1
@@ -39,34 +42,63 @@ DOCUMENT_DTYPE = np.dtype(
 _BATCH_CHARACTERS = 2_000_000  # text held and encoded at once
 _BATCH_DOCUMENTS = 4096
 
+# Text encoded once more by tiktoken, to compare: about 2 % of the time that a part takes.
+_COMPARED_AT_FIRST = 1 << 12
+_COMPARED_SHARE = 0.0015
+
 
 @dataclass(frozen=True)
 class Task:
-    """What one worker needs to know to make one part."""
+    """What one worker needs to know to make one part.
 
-    path: Path
-    split: Literal["train", "val", "hash"]
+    Attributes:
+        include: subsets to keep, all if empty; `exclude`: subsets to leave out.
+        backend: what encodes; `auto` chooses.
+        threads: for tiktoken alone; gigatoken is faster than its reader.
+    """
+
+    source: Source
+    split: Split
     part: Path
     tokenizer: Path
     fraction: float
     quarantine: bool
     threads: int
+    reading: Reading = field(default_factory=Reading)
+    include: frozenset[str] = frozenset()
+    exclude: frozenset[str] = frozenset()
+    backend: str = "auto"
+
+    def wants(self, subset: str) -> bool:
+        """Whether documents of `subset` are to be kept."""
+        return subset not in self.exclude and (not self.include or subset in self.include)
 
 
 @dataclass(frozen=True)
 class PartInfo:
-    """`part.json`: what a finished part was made of and what it holds."""
+    """`part.json`: what a finished part was made of and what it holds.
+
+    Attributes:
+        path: the source's name.
+        bytes: as stored; of text, where a source cannot tell.
+        excluded: documents left out by their subset, by name.
+        backend: what encoded it.
+        mismatches: 1 if another backend's ids were not tiktoken's, and were thrown away.
+    """
 
     path: str
-    split: Literal["train", "val", "hash"]
+    split: Split
     bytes: int
-    mtime_ns: int
+    stamp: str
     sha256: str
     documents: int
     empty: int
     rejected: int
     content: str
     subsets: list[str]
+    excluded: dict[str, int] = field(default_factory=dict)
+    backend: str = "tiktoken"
+    mismatches: int = 0
 
     @classmethod
     def load(cls, part: Path) -> "PartInfo":
@@ -80,10 +112,17 @@ def tokenise(task: Task, on_bytes: Callable[[int], Any]) -> PartInfo:
     Raises:
         DataError: the file is damaged, or has a bad line and `task.quarantine` is off.
     """
+    tokenizer, encoder = load_encoder(task.tokenizer, task.backend)
     temporary = task.part.with_name(f"{task.part.name}.{os.getpid()}.tmp")
     temporary.mkdir()
     try:
-        info = _write_part(task, temporary, on_bytes)
+        try:
+            info = _Writer(task, temporary, tokenizer, encoder).write(on_bytes)
+        except _Mismatch as mismatch:
+            say(f"warning: {task.source.name}: {mismatch}", style="yellow")
+            on_bytes(-mismatch.bytes_read)
+            again = _Writer(task, temporary, tokenizer, TiktokenEncoder(tokenizer))
+            info = replace(again.write(on_bytes), mismatches=1)
         write_atomic(temporary / "part.json", json.dumps(asdict(info)).encode())
         temporary.rename(task.part)
     except BaseException:
@@ -92,140 +131,208 @@ def tokenise(task: Task, on_bytes: Callable[[int], Any]) -> PartInfo:
     return info
 
 
-def _write_part(task: Task, folder: Path, on_bytes: Callable[[int], Any]) -> PartInfo:
-    tokenizer = load_tokenizer(task.tokenizer)
-    status = task.path.stat()
-    digest, content = hashlib.sha256(), hashlib.blake2b(digest_size=16)
-    subsets: dict[str, int] = {}
-    documents = empty = rejected = 0
-    with (
-        (folder / "ids").open("wb") as ids_file,
-        (folder / "documents").open("wb") as table_file,
-        (folder / "rejects.jsonl").open("w", encoding="utf-8") as rejects_file,
-    ):
-        for batch, bad_lines, empty_here in _batches(read(task.path, on_bytes, digest)):
-            encoded, unencodable = _encode(tokenizer, batch, task.threads)
-            for bad in sorted(bad_lines + unencodable, key=lambda bad: bad.line):
-                if not task.quarantine:
-                    raise DataError(
-                        f"{bad.message(task.path)}; repair it, or set on_error=quarantine to leave "
-                        "such lines out"
-                    )
-                rejects_file.write(json.dumps(_reject(task.path, bad)) + "\n")
-                rejected += 1
-            empty += empty_here
-            documents += len(batch)
-            if batch:
-                table = _table(batch, encoded, subsets, task)
-                _join(encoded, tokenizer).tofile(ids_file)
-                table.tofile(table_file)
-                content.update(np.ascontiguousarray(table["digest"]).tobytes())
-    return PartInfo(
-        path=str(task.path),
-        split=task.split,
-        bytes=status.st_size,
-        mtime_ns=status.st_mtime_ns,
-        sha256=digest.hexdigest(),
-        documents=documents,
-        empty=empty,
-        rejected=rejected,
-        content=content.hexdigest(),
-        subsets=list(subsets),
-    )
+_encoders: dict[tuple[str, str], tuple[Tokenizer, Encoder]] = {}  # by fingerprint and backend
 
 
-def _reject(path: Path, bad: BadLine) -> dict[str, Any]:
-    return {
-        "file": str(path),
-        "line": bad.line,
-        "byte_offset": bad.byte_offset,
-        "reason": bad.reason,
-    }
+def load_encoder(folder: Path, backend: str) -> tuple[Tokenizer, Encoder]:
+    """The tokenizer saved in `folder` and its encoder; made once a process (and its forks)."""
+    key = (json.loads((folder / META_FILE).read_bytes())["fingerprint"], backend)
+    if key not in _encoders:
+        remember_encoder(load_tokenizer(folder), backend)
+    return _encoders[key]
 
 
-def _batches(
-    items: Iterator[Document | BadLine],
-) -> Iterator[tuple[list[Document], list[BadLine], int]]:
-    """Groups a file's documents; empty texts are counted and left out."""
-    batch: list[Document] = []
-    bad: list[BadLine] = []
-    empty = characters = 0
-    for item in items:
-        if isinstance(item, BadLine):
-            bad.append(item)
-        elif not item.text:
-            empty += 1
+def remember_encoder(tokenizer: Tokenizer, backend: str) -> Backend:
+    """Makes the encoder of `tokenizer`, for this process and those forked from it.
+
+    Returns:
+        The backend that was taken.
+
+    Raises:
+        DataError: the backend asked for cannot be used with this tokenizer.
+    """
+    encoder = make_encoder(tokenizer, backend)
+    _encoders.clear()  # one is all that a process needs
+    for name in {backend, encoder.backend}:
+        _encoders[tokenizer.fingerprint, name] = tokenizer, encoder
+    return encoder.backend
+
+
+class _Mismatch(Exception):
+    """A backend's ids of a document are not tiktoken's."""
+
+    bytes_read = 0
+
+    def __init__(self, item: Document, backend: str) -> None:
+        super().__init__(
+            f"the ids that {backend} gives the document of line {item.line} are not tiktoken's; "
+            "the whole file is encoded by tiktoken instead. Please report that text"
+        )
+
+
+class _Writer:
+    """Writes one part into a folder."""
+
+    def __init__(self, task: Task, folder: Path, tokenizer: Tokenizer, encoder: Encoder) -> None:
+        self.task, self.folder = task, folder
+        self.tokenizer, self.encoder = tokenizer, encoder
+        self.sha256, self.content = hashlib.sha256(), blake2b(digest_size=16)
+        self.subsets: dict[str, int] = {}
+        self.documents = self.empty = self.rejected = self.bytes_read = 0
+        self.excluded: dict[str, int] = {}
+        self.dtype = token_dtype(tokenizer.vocab_size)
+        self._end = np.array([tokenizer.end_of_text], np.uint32)
+        self._may_compare, self._compared = float(_COMPARED_AT_FIRST), 0
+
+    def write(self, on_bytes: Callable[[int], Any]) -> PartInfo:
+        """Reads the source to its end."""
+        source = self.task.source
+        size, stamp = source.size(), source.stamp()
+
+        def count(amount: int) -> None:
+            self.bytes_read += amount
+            on_bytes(amount)
+
+        items = read(source, count, self.sha256, self.task.reading)
+        with (
+            (self.folder / "ids").open("wb") as ids_file,
+            (self.folder / "documents").open("wb") as table_file,
+            (self.folder / "rejects.jsonl").open("w", encoding="utf-8") as rejects_file,
+        ):
+            for batch, bad_lines in self._batches(items):
+                contents = [item.text.encode() for item in batch]
+                encoded = self._encode(batch, contents, bad_lines)
+                self._reject(bad_lines, rejects_file)
+                if batch:
+                    table = self._table(batch, contents, encoded)
+                    self._compare(batch, encoded, table)
+                    ids_file.write(self._join(encoded).data)
+                    table_file.write(table.tobytes())
+                    self.content.update(np.ascontiguousarray(table["digest"]).tobytes())
+                    self.documents += len(batch)
+        if source.stamp() != stamp:
+            raise DataError(f"{source.name} was changed while it was read: run the command again")
+        return PartInfo(
+            path=source.name,
+            split=self.task.split,
+            bytes=self.bytes_read if size is None else size,
+            stamp=stamp,
+            sha256=self.sha256.hexdigest(),
+            documents=self.documents,
+            empty=self.empty,
+            rejected=self.rejected,
+            content=self.content.hexdigest(),
+            subsets=list(self.subsets),
+            excluded=self.excluded,
+            backend=self.encoder.backend,
+        )
+
+    def _batches(
+        self, items: Iterable[Document | BadLine]
+    ) -> Iterator[tuple[list[Document], list[BadLine]]]:
+        """Groups the documents that are wanted; empty and excluded ones are counted."""
+        batch: list[Document] = []
+        bad: list[BadLine] = []
+        characters = 0
+        for item in items:
+            if isinstance(item, BadLine):
+                bad.append(item)
+            elif not self.task.wants(item.subset):
+                self.excluded[item.subset] = self.excluded.get(item.subset, 0) + 1
+            elif not item.text:
+                self.empty += 1
+            else:
+                batch.append(item)
+                characters += len(item.text)
+            if characters >= _BATCH_CHARACTERS or len(batch) + len(bad) >= _BATCH_DOCUMENTS:
+                yield batch, bad
+                batch, bad, characters = [], [], 0
+        yield batch, bad
+
+    def _encode(
+        self, batch: list[Document], contents: list[bytes], bad: list[BadLine]
+    ) -> list[np.ndarray]:
+        """The ids of each document; one that cannot be encoded moves from `batch` to `bad`."""
+        if self.task.threads > 1 and self.encoder.backend == "tiktoken":
+            with ThreadPoolExecutor(self.task.threads) as pool:
+                found = list(pool.map(self._encode_one, batch, contents))
         else:
-            batch.append(item)
-            characters += len(item.text)
-        if characters >= _BATCH_CHARACTERS or len(batch) + len(bad) >= _BATCH_DOCUMENTS:
-            yield batch, bad, empty
-            batch, bad, empty, characters = [], [], 0, 0
-    yield batch, bad, empty
+            found = list(map(self._encode_one, batch, contents))
+        failed = [item for item in found if isinstance(item, BadLine)]
+        if failed:
+            good = [n for n, ids in enumerate(found) if not isinstance(ids, BadLine)]
+            batch[:], contents[:] = [batch[n] for n in good], [contents[n] for n in good]
+            bad.extend(failed)
+        return [ids for ids in found if not isinstance(ids, BadLine)]
 
-
-def _encode(
-    tokenizer: Tokenizer, batch: list[Document], threads: int
-) -> tuple[list[np.ndarray], list[BadLine]]:
-    """The ids of each document; a document that cannot be encoded leaves `batch`."""
-    bad: list[BadLine] = []
-    while True:
+    def _encode_one(self, item: Document, content: bytes) -> np.ndarray | BadLine:
         try:
-            return tokenizer.encode_batch([item.text for item in batch], threads), bad
+            return self.encoder.encode(item.text, content)
         except UnencodableText as error:
-            item = batch.pop(error.index)
-            bad.append(BadLine(item.line, item.byte_offset, str(error)))
+            return BadLine(item.line, item.byte_offset, str(error))
 
+    def _reject(self, bad_lines: list[BadLine], file: TextIO) -> None:
+        for bad in sorted(bad_lines, key=lambda bad: bad.line):
+            if not self.task.quarantine:
+                raise DataError(
+                    f"{bad.message(self.task.source)}; repair it, or set on_error=quarantine to "
+                    "leave such lines out"
+                )
+            record = {
+                "file": self.task.source.name,
+                "line": bad.line,
+                "byte_offset": bad.byte_offset,
+                "reason": bad.reason,
+            }
+            file.write(json.dumps(record) + "\n")
+            self.rejected += 1
 
-def _table(
-    batch: list[Document], encoded: list[np.ndarray], subsets: dict[str, int], task: Task
-) -> np.ndarray:
-    table = np.zeros(len(batch), DOCUMENT_DTYPE)
-    table["length"] = [len(ids) + 1 for ids in encoded]
-    table["subset"] = [subsets.setdefault(item.subset, len(subsets)) for item in batch]
-    if len(subsets) > np.iinfo(np.uint16).max:
-        raise DataError(f"{task.path}: more than 65,535 different meta.pile_set_name")
-    texts = [item.text.encode() for item in batch]
-    table["bytes"] = [len(text) for text in texts]
-    digests = b"".join(hashlib.blake2b(text, digest_size=16).digest() for text in texts)
-    table["digest"] = np.frombuffer(digests, "<u8").reshape(-1, 2)
-    if task.split == "hash":
-        # The share of the 64-bit numbers below the threshold is the fraction, whatever else is in
-        # the corpus: a document never changes sides when files are added.
-        threshold = np.uint64(int(task.fraction * 2.0**64))
-        table["split"] = np.where(table["digest"][:, 0] < threshold, VAL, TRAIN)
-    else:
-        table["split"] = VAL if task.split == "val" else TRAIN
-    return table
+    def _table(
+        self, batch: list[Document], contents: list[bytes], encoded: list[np.ndarray]
+    ) -> np.ndarray:
+        task, subsets = self.task, self.subsets
+        table = np.zeros(len(batch), DOCUMENT_DTYPE)
+        table["length"] = [len(ids) + 1 for ids in encoded]
+        table["subset"] = [subsets.setdefault(item.subset, len(subsets)) for item in batch]
+        if len(subsets) > np.iinfo(np.uint16).max:
+            raise DataError(f"{task.source.name}: more than 65,535 different subsets")
+        table["bytes"] = [len(content) for content in contents]
+        digests = b"".join([blake2b(content, digest_size=16).digest() for content in contents])
+        table["digest"] = np.frombuffer(digests, "<u8").reshape(-1, 2)
+        if task.split == "hash":
+            # The share of the 64-bit numbers below the threshold is the fraction, whatever else is
+            # in the corpus: a document never changes sides when files are added.
+            threshold = np.uint64(int(task.fraction * 2.0**64))
+            table["split"] = np.where(table["digest"][:, 0] < threshold, VAL, TRAIN)
+        else:
+            table["split"] = VAL if task.split == "val" else TRAIN
+        return table
 
+    def _compare(self, batch: list[Document], encoded: list[np.ndarray], table: np.ndarray) -> None:
+        """Encodes a few documents once more with tiktoken: the first, and some by their digests."""
+        if self.encoder.backend == "tiktoken":
+            return
+        self._may_compare += _COMPARED_SHARE * int(table["bytes"].sum())
+        order = list(np.argsort(table["digest"][:, 0], kind="stable")[:64])
+        if not self._compared:
+            order.insert(0, 0)
+        for place in order:
+            room = int(self._may_compare - self._compared)
+            if room <= 0:
+                return
+            item, ids = batch[place], encoded[place]
+            text = item.text
+            if len(text) > room:  # of a long one, its beginning
+                text = text[:room]
+                ids = self.encoder.encode(text)
+            self._compared += len(text)
+            if not np.array_equal(ids, self.tokenizer.encode_array(text)):
+                mismatch = _Mismatch(item, self.encoder.backend)
+                mismatch.bytes_read = self.bytes_read
+                raise mismatch
 
-def _join(encoded: list[np.ndarray], tokenizer: Tokenizer) -> np.ndarray:
-    """All ids in a row, each document followed by end-of-text, in the data set's dtype."""
-    end = np.array([tokenizer.end_of_text], np.uint32)
-    pieces = [piece for ids in encoded for piece in (ids, end)]
-    return np.concatenate(pieces).astype(token_dtype(tokenizer.vocab_size))
-
-
-# ---------------------------------------------------------------- worker processes
-
-_progress: Any = None
-
-
-def start_worker(progress: Any) -> None:
-    """Initialises a pool process: where to report to, and to end when its parent is gone."""
-    global _progress
-    _progress = progress
-    progress.cancel_join_thread()  # ending must not wait for someone to read the last numbers
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def end_with_parent() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
-
-
-def tokenise_in_worker(task: Task) -> PartInfo:
-    """`tokenise`, reporting the bytes read through the queue given to `start_worker`."""
-    return tokenise(task, _progress.put)
+    def _join(self, encoded: list[np.ndarray]) -> np.ndarray:
+        """All ids in a row, each document followed by end-of-text, in the data set's dtype."""
+        pieces = [piece for ids in encoded for piece in (ids, self._end)]
+        joined = np.empty(sum(map(len, pieces)), self.dtype)
+        return np.concatenate(pieces, out=joined, casting="same_kind")

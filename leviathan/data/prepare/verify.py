@@ -1,20 +1,64 @@
 """`leviathan data verify`: reads every byte of a data set and counts again."""
 
-import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from leviathan.console import progress_bar
-from leviathan.data.format import COUNTS_FILE, DATASET_FILE, DatasetInfo
-from leviathan.data.mds import open_split
-from leviathan.data.prepare.pipeline import fingerprint
-from leviathan.data.tokenizer import load_tokenizer
+from leviathan.data.format import COUNTS_FILE, DATASET_FILE, REJECTS_FILE, DatasetInfo, SplitInfo
+from leviathan.data.mds import ShardContent, open_split, read_shard
+from leviathan.data.prepare.assemble import fingerprint
+from leviathan.data.prepare.pack import count_ids
+from leviathan.data.prepare.pool import Pool, open_pool
+from leviathan.data.tokenizer import Tokenizer, load_tokenizer
 from leviathan.errors import DataError
 
+_ROWS_AT_ONCE = 2048
 
-def verify(directory: Path) -> dict[str, Any]:
+
+@dataclass(frozen=True)
+class ShardCheck:
+    """One shard to look at, and what is said of it."""
+
+    path: Path
+    number: int
+    first_row: int
+    rows: int
+    sha256: str
+    seq_len: int
+    dtype: str
+    vocab_size: int
+    end_of_text: int
+    subsets: int
+    last: bool
+
+
+@dataclass(frozen=True)
+class ShardFacts:
+    """What was found in it.
+
+    Attributes:
+        counts: int64 [vocab_size], of its rows' ids, without the id that every row but the stream's
+            first shares with the row before.
+        subset_documents: int64 [subsets], documents that end in it.
+        subset_ids: int64 [subsets], as `counts`.
+        first_id: the first row's first id, `first_document` its document.
+        last_id: the last row's last id, `next_document` the document that would come next.
+    """
+
+    counts: np.ndarray
+    subset_documents: np.ndarray
+    subset_ids: np.ndarray
+    first_id: int
+    first_document: int
+    last_id: int
+    next_document: int
+
+
+def verify(directory: Path, workers: int = 1) -> dict[str, Any]:
     """Re-hashes every shard and re-counts every row, document and id of a data set.
 
     Returns:
@@ -25,6 +69,23 @@ def verify(directory: Path) -> dict[str, Any]:
     """
     info = DatasetInfo.load(directory)
     tokenizer = load_tokenizer(directory)
+    _check_tokenizer(directory, info, tokenizer)
+    lengths = np.zeros(info.vocab_size, np.int64)  # bytes behind each id; end-of-text has none
+    lengths[list(tokenizer.ranks.values())] = [len(token) for token in tokenizer.ranks]
+    total = sum(split.rows for split in info.splits.values())
+    with progress_bar("verifying (rows)", total=total) as bar, open_pool("local", workers) as pool:
+        for name in info.splits:
+            counts = _verify_split(directory, info, name, lengths, pool, bar.advance)
+            if name == "train":
+                _verify_counts(directory / COUNTS_FILE, counts)
+    found = fingerprint(directory, tokenizer.fingerprint, info.seq_len, info.subsets, info.splits)
+    if found != info.fingerprint:
+        raise DataError(f"{directory}: the fingerprint in dataset.json is not that of its shards")
+    _verify_totals(directory, info)
+    return info.summary() | {"verified": True}
+
+
+def _check_tokenizer(directory: Path, info: DatasetInfo, tokenizer: Tokenizer) -> None:
     if tokenizer.fingerprint != info.tokenizer.fingerprint:
         raise DataError(
             f"{directory}: tokenizer.tiktoken is not the tokenizer of dataset.json (fingerprint)"
@@ -34,54 +95,155 @@ def verify(directory: Path) -> dict[str, Any]:
             f"{directory / DATASET_FILE}: vocab_size is {info.vocab_size}, the tokenizer has "
             f"{tokenizer.vocab_size} ids"
         )
-    lengths = np.zeros(info.vocab_size, np.int64)  # bytes behind each id; end-of-text has none
-    lengths[list(tokenizer.ranks.values())] = [len(token) for token in tokenizer.ranks]
-    with progress_bar("verifying (rows)", total=sum(s.rows for s in info.splits.values())) as bar:
-        for name, split in info.splits.items():
-            counts = _verify_split(directory, info, name, bar.advance)
-            text_bytes = int(counts @ lengths)
-            if text_bytes != split.bytes_of_text:
-                raise DataError(
-                    f"{directory / name}: {text_bytes} bytes of text, dataset.json says "
-                    f"{split.bytes_of_text}"
-                )
-            if name == "train":
-                _verify_counts(directory / COUNTS_FILE, counts)
-    found = fingerprint(directory, tokenizer.fingerprint, info.seq_len, info.subsets, info.splits)
-    if found != info.fingerprint:
-        raise DataError(f"{directory}: the fingerprint in dataset.json is not that of its shards")
-    return info.summary() | {"verified": True}
 
 
-def _verify_split(data: Path, info: DatasetInfo, name: str, on_rows: Any) -> np.ndarray:
-    rows, split = open_split(data, info, name), info.split(name)
-    directory = rows.directory
+def _verify_split(
+    data: Path,
+    info: DatasetInfo,
+    name: str,
+    lengths: np.ndarray,
+    pool: Pool,
+    on_rows: Callable[[float], Any],
+) -> np.ndarray:
+    rows = open_split(data, info, name)
+    firsts = np.cumsum(rows.shard_rows) - rows.shard_rows
+    checks = {
+        number: ShardCheck(
+            path=rows.directory / shard.raw_data.basename,
+            number=number,
+            first_row=int(firsts[number]),
+            rows=shard.samples,
+            sha256=shard.raw_data.hashes.sha256,
+            seq_len=info.seq_len,
+            dtype=info.dtype,
+            vocab_size=info.vocab_size,
+            end_of_text=info.tokenizer.end_of_text,
+            subsets=len(info.subsets),
+            last=number == len(rows.shards) - 1,
+        )
+        for number, shard in enumerate(rows.shards)
+    }
     counts = np.zeros(info.vocab_size, np.int64)
-    documents, number, last = 0, 0, -1
-    for shard in rows.shards:
-        path = directory / shard.raw_data.basename
-        with path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-        if found != shard.raw_data.hashes.sha256:
-            raise DataError(f"{path}: damaged: its sha256 is not the one in index.json")
-        for _ in range(shard.samples):
-            row = rows[number]
-            ids = row.tokens[: row.n_valid]
-            if ids.max() >= info.vocab_size or row.subsets.max() >= len(info.subsets):
-                raise DataError(f"{path}: row {number} holds an id beyond the vocabulary")
-            if number and ids[0] != last:
-                raise DataError(f"{path}: row {number} does not continue row {number - 1}")
-            new = ids if number == 0 else ids[1:]
-            counts += np.bincount(new, minlength=info.vocab_size)
-            documents = row.first_document + len(row.subsets)
-            last, number = ids[-1], number + 1
-        on_rows(shard.samples)
-    if documents != split.documents or counts.sum() != split.ids:
+    documents, ids = np.zeros((2, len(info.subsets)), np.int64)
+    ends: dict[int, tuple[int, ...]] = {}
+
+    def finish(number: int, facts: ShardFacts) -> None:
+        nonlocal counts, documents, ids
+        counts += facts.counts
+        documents += facts.subset_documents
+        ids += facts.subset_ids
+        ends[number] = (
+            facts.first_id,
+            facts.first_document,
+            facts.last_id,
+            facts.next_document,
+        )
+
+    pool.run(check_shard, checks, on_rows, finish)
+    before: tuple[int, ...] = (0, 0)
+    for number, check in checks.items():
+        first_id, first_document, last_id, next_document = ends[number]
+        # The last id of a row is the first of the next: that one's document goes on, or ends there.
+        if number and (first_id, first_document) != before:
+            raise DataError(f"{check.path}: does not continue the shard before it")
+        before = last_id, next_document
+    _compare(data / name, info, info.split(name), counts, documents, ids, lengths)
+    return counts
+
+
+def check_shard(check: ShardCheck, on_rows: Callable[[float], Any]) -> ShardFacts:
+    """Reads one shard and counts what is in it.
+
+    Raises:
+        DataError: it is not what `index.json` says, or its rows do not fit together.
+    """
+    shard = read_shard(check.path, check.seq_len, check.dtype)
+    if shard.sha256 != check.sha256:
+        raise DataError(f"{check.path}: damaged: its sha256 is not the one in index.json")
+    if len(shard.n_valid) != check.rows:
         raise DataError(
-            f"{directory}: {documents} documents and {counts.sum()} ids, dataset.json says "
+            f"{check.path}: holds {len(shard.n_valid)} rows, index.json says {check.rows}"
+        )
+    _check_rows(check, shard)
+    counts = np.zeros(check.vocab_size, np.int64)
+    documents, ids = np.zeros((2, check.subsets), np.int64)
+    first_subset = np.cumsum(shard.documents) - shard.documents
+    number = int(shard.first_document[0])  # of the document that the next row begins with
+    for begin in range(0, check.rows, _ROWS_AT_ONCE):
+        rows = slice(begin, begin + _ROWS_AT_ONCE)
+        tokens = shard.tokens[rows]
+        # The document of each id, counted from the row's first: one more after an end-of-text.
+        document = np.zeros(tokens.shape, np.int64)
+        np.cumsum(tokens[:, :-1] == check.end_of_text, axis=1, out=document[:, 1:])
+        last = document[np.arange(len(tokens)), shard.n_valid[rows] - 1]
+        expected = number + np.cumsum(document[:, -1]) - document[:, -1]
+        if (shard.documents[rows] != last + 1).any() or (
+            shard.first_document[rows] != expected
+        ).any():
+            raise DataError(
+                f"{check.path}: first_document or subsets do not fit the end-of-text ids"
+            )
+        is_new = np.arange(check.seq_len + 1) < shard.n_valid[rows, None]
+        is_new[:, 0] = False
+        is_new[0, 0] = check.number == begin == 0
+        new, subset = tokens[is_new], shard.subsets[(first_subset[rows, None] + document)[is_new]]
+        counts += count_ids(new, check.vocab_size)
+        documents += np.bincount(subset[new == check.end_of_text], minlength=check.subsets)
+        ids += np.bincount(subset, minlength=check.subsets)
+        number = int(expected[-1] + document[-1, -1])
+        on_rows(len(tokens))
+    return ShardFacts(
+        counts=counts,
+        subset_documents=documents,
+        subset_ids=ids,
+        first_id=int(shard.tokens[0, 0]),
+        first_document=int(shard.first_document[0]),
+        last_id=int(shard.tokens[-1, shard.n_valid[-1] - 1]),
+        next_document=number,
+    )
+
+
+def _check_rows(check: ShardCheck, shard: ShardContent) -> None:
+    width = check.seq_len + 1
+    may_be_short = check.rows - 1 if check.last else check.rows
+    if (shard.n_valid[:may_be_short] != width).any() or not 1 < shard.n_valid[-1] <= width:
+        raise DataError(f"{check.path}: a row before the last one is not full")
+    beyond = np.flatnonzero((shard.tokens >= check.vocab_size).any(axis=1))
+    if len(beyond) or shard.subsets.max() >= check.subsets:
+        where = f"row {check.first_row + beyond[0]}" if len(beyond) else "a row"
+        raise DataError(f"{check.path}: {where} holds an id beyond the vocabulary or the subsets")
+    broken = np.flatnonzero(shard.tokens[1:, 0] != shard.tokens[:-1, -1])
+    if len(broken):
+        number = check.first_row + int(broken[0]) + 1
+        raise DataError(f"{check.path}: row {number} does not continue row {number - 1}")
+
+
+def _compare(
+    folder: Path,
+    info: DatasetInfo,
+    split: SplitInfo,
+    counts: np.ndarray,
+    documents: np.ndarray,
+    ids: np.ndarray,
+    lengths: np.ndarray,
+) -> None:
+    """Holds what was counted against `dataset.json`."""
+    if (documents.sum(), counts.sum()) != (split.documents, split.ids):
+        raise DataError(
+            f"{folder}: {documents.sum()} documents and {counts.sum()} ids, dataset.json says "
             f"{split.documents} and {split.ids}"
         )
-    return counts
+    if (text_bytes := int(counts @ lengths)) != split.bytes_of_text:
+        raise DataError(
+            f"{folder}: {text_bytes} bytes of text, dataset.json says {split.bytes_of_text}"
+        )
+    for number, name in enumerate(info.subsets):
+        found, said = (documents[number], ids[number]), split.subsets.get(name)
+        if split.subsets and found != ((said.documents, said.ids) if said else (0, 0)):
+            raise DataError(
+                f"{folder}: {found[0]} documents and {found[1]} ids of {name!r}, dataset.json says "
+                f"{said.documents if said else 0} and {said.ids if said else 0}"
+            )
 
 
 def _verify_counts(path: Path, counts: np.ndarray) -> None:
@@ -91,3 +253,23 @@ def _verify_counts(path: Path, counts: np.ndarray) -> None:
         raise DataError(f"{path}: missing or damaged ({error})") from None
     if not np.array_equal(stored, counts):
         raise DataError(f"{path}: not the counts of the ids in the training split")
+
+
+def _verify_totals(directory: Path, info: DatasetInfo) -> None:
+    """What `dataset.json` says of its sources must add up, and the rejects must be there."""
+    path, sources = directory / DATASET_FILE, info.sources
+    for key in ("empty", "rejected"):
+        summed = sum(getattr(source, key) for source in sources)
+        if summed != getattr(info, key):
+            raise DataError(f"{path}: {key} is {getattr(info, key)}, its sources say {summed}")
+    documents = sum(source.documents for source in sources)
+    if not info.config.get("mixing") and documents != info.documents + info.duplicates:
+        raise DataError(
+            f"{path}: {info.documents} documents and {info.duplicates} duplicates, its sources say "
+            f"{documents}"
+        )
+    if info.rejected:
+        rejects = directory / REJECTS_FILE
+        lines = rejects.read_bytes().count(b"\n") if rejects.is_file() else 0
+        if lines != info.rejected:
+            raise DataError(f"{rejects}: {lines} lines, dataset.json says {info.rejected}")

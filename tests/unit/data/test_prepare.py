@@ -1,6 +1,5 @@
 """Preparation end to end: what is written, from what, and what happens when it is disturbed."""
 
-import hashlib
 import json
 import os
 import shutil
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import streaming
-import zstandard
+from prep_cases import hashes, shards, stream_of
 
 from leviathan.config.schema import PrepConfig
 from leviathan.data.format import DatasetInfo
@@ -31,53 +30,8 @@ from leviathan.errors import DataError
 Prepare = Callable[..., dict[str, Any]]
 
 
-@pytest.fixture
-def config(tiny_corpus: Path, tiny_tokenizer: Path, tmp_path: Path) -> Callable[..., PrepConfig]:
-    """Builds a PrepConfig; keywords replace or add keys."""
-
-    def build(**changes: Any) -> PrepConfig:
-        keys: dict[str, Any] = {
-            "source": {"paths": [str(tiny_corpus)]},
-            "validation": {"fraction": 0},
-            "tokenizer": str(tiny_tokenizer),
-            "seq_len": 32,
-            "out": tmp_path / "out",
-        }
-        return PrepConfig.model_validate(keys | changes)
-
-    return build
-
-
-def shards(folder: Path, texts: list[list[str]], subset: str = "s") -> list[str]:
-    """Writes one jsonl.zst a list of texts; their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for number, part in enumerate(texts):
-        lines = [json.dumps({"text": t, "meta": {"pile_set_name": subset}}) for t in part]
-        path = folder / f"{number:02}.jsonl.zst"
-        path.write_bytes(zstandard.ZstdCompressor().compress("\n".join(lines).encode()))
-        paths.append(str(path))
-    return paths
-
-
-def stream_of(split: Path) -> np.ndarray:
-    """The id stream that the rows of a split cover, put together again."""
-    rows = list(Rows(split))
-    return np.concatenate(
-        [rows[0].tokens[: rows[0].n_valid], *(row.tokens[1 : row.n_valid] for row in rows[1:])]
-    )
-
-
-def hashes(folder: Path) -> dict[str, str]:
-    return {
-        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
-
-
 def texts_of(paths: list[str]) -> list[str]:
-    found = [item for path in find_inputs(paths) for item in read(path)]
+    found = [item for source in find_inputs(paths) for item in read(source)]
     return [item.text for item in found if isinstance(item, Document)]
 
 
@@ -122,8 +76,8 @@ def test_rows_name_their_documents_and_subsets(config: Callable[..., PrepConfig]
     assert info.subsets == ["classes", "functions"]
     of_document = [
         info.subsets.index(item.subset)
-        for path in find_inputs(wanted.source.paths)
-        for item in read(path)
+        for source in find_inputs(wanted.source.paths)
+        for item in read(source)
         if isinstance(item, Document)
     ]
     document = 0

@@ -3,6 +3,8 @@
 import gzip
 import json
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,8 +13,8 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from leviathan.data.prepare.reader import NO_SUBSET, BadLine, Document, read
-from leviathan.data.prepare.sources import find_inputs
+from leviathan.data.prepare.reader import NO_SUBSET, BadLine, Document, Reading, read
+from leviathan.data.prepare.sources import FileSource, find_inputs
 from leviathan.errors import DataError
 
 TEXTS = [f"document {number}: été 中文 {'x' * number}" for number in range(50)]
@@ -30,7 +32,7 @@ def skippable(content: bytes) -> bytes:
 
 
 def documents(path: Path) -> list[Document]:
-    items = list(read(path))
+    items = list(read(FileSource(path)))
     assert not [item for item in items if isinstance(item, BadLine)]
     return [item for item in items if isinstance(item, Document)]
 
@@ -51,6 +53,11 @@ PACKINGS: dict[str, Callable[[], bytes]] = {
     "zst of many frames": lambda: zst(*(PLAIN[i : i + 333] for i in range(0, len(PLAIN), 333))),
     "zst with skippable frames": lambda: skippable(b"x") + zst(PLAIN) + skippable(b"y" * 70),
     "zst with an empty frame": lambda: zst(PLAIN[:100], b"", PLAIN[100:]),
+    "zst with an empty frame first": lambda: zst(b"", PLAIN),
+    "zst of frames with checksums": lambda: zst(PLAIN[:99], PLAIN[99:], write_checksum=True),
+    "zst of frames without sizes": lambda: zst(PLAIN[:99], PLAIN[99:], write_content_size=False),
+    "skippable frame between": lambda: zst(PLAIN[:99]) + skippable(b"z" * 300) + zst(PLAIN[99:]),
+    "gz with zeros after": lambda: gzip.compress(PLAIN) + b"\0" * 512,
     "zst with a bom": lambda: zst(b"\xef\xbb\xbf" + PLAIN),
 }
 
@@ -106,23 +113,39 @@ def test_truncated_zst(tmp_path: Path, cut: int) -> None:
     content = zst(PLAIN[:1000], PLAIN[1000:], write_checksum=True)
     path = write(tmp_path / "cut.jsonl.zst", content[:cut])
     with pytest.raises(DataError, match=r"cut.jsonl.zst: (truncated|not a zst file)"):
-        list(read(path))
+        list(read(FileSource(path)))
 
 
 def test_damaged_zst(tmp_path: Path) -> None:
     content = bytearray(zst(PLAIN, write_checksum=True))
     content[-2] ^= 1
     with pytest.raises(DataError, match=r"a.zst: damaged zstd file.*checksum"):
-        list(read(write(tmp_path / "a.zst", bytes(content))))
+        list(read(FileSource(write(tmp_path / "a.zst", bytes(content)))))
+    first = bytearray(zst(PLAIN[:999], write_checksum=True))
+    first[-1] ^= 1
+    with pytest.raises(DataError, match=r"c.zst: damaged zstd file.*checksum"):
+        list(read(FileSource(write(tmp_path / "c.zst", bytes(first) + zst(PLAIN[999:])))))
     with pytest.raises(DataError, match=r"b.zst: damaged zstd file"):
-        list(read(write(tmp_path / "b.zst", zst(PLAIN) + b"garbage after the end")))
+        list(read(FileSource(write(tmp_path / "b.zst", zst(PLAIN) + b"garbage after the end"))))
+
+
+def test_damaged_gz(tmp_path: Path) -> None:
+    content = bytearray(gzip.compress(PLAIN))
+    content[-6] ^= 1
+    for name, packed in [
+        ("a.gz", bytes(content)),
+        ("b.gz", gzip.compress(PLAIN) + b"garbage after the end"),
+        ("c.gz", gzip.compress(PLAIN)[:60] + b"\xff" * 99 + gzip.compress(PLAIN)[159:]),
+    ]:
+        with pytest.raises(DataError, match=rf"{name}: damaged gzip file"):
+            list(read(FileSource(write(tmp_path / name, packed))))
 
 
 @pytest.mark.parametrize("cut", [3, 12, 200, -1, -8])
 def test_truncated_gz(tmp_path: Path, cut: int) -> None:
     path = write(tmp_path / "cut.jsonl.gz", gzip.compress(PLAIN)[:cut])
     with pytest.raises(DataError, match=r"cut.jsonl.gz: truncated gzip"):
-        list(read(path))
+        list(read(FileSource(path)))
 
 
 @pytest.mark.parametrize(
@@ -140,7 +163,7 @@ def test_other_files_are_called_what_they_are(
     tmp_path: Path, name: str, content: bytes, message: str
 ) -> None:
     with pytest.raises(DataError, match=message):
-        list(read(write(tmp_path / name, content)))
+        list(read(FileSource(write(tmp_path / name, content))))
 
 
 @pytest.mark.parametrize(
@@ -158,18 +181,133 @@ def test_other_files_are_called_what_they_are(
         (b'{"text": "cut', "not JSON (Unterminated string"),
         (b'{"text": "a"} {"text": "b"}', "not JSON (Extra data"),
         (b'{"text": "\\ud800"}', "lone surrogate U+D800"),
+        (b'{"text": "a\\udfffb"}', "lone surrogate U+DFFF at character 1"),
+        (b'{"text": "\\ude00\\ud83d"}', "lone surrogate U+DE00"),
+        (b'{"text": "a\tb"}', "not JSON (Invalid control character"),
+        (b'\xef\xbb\xbf{"text": "bom amidst"}', "not JSON (Unexpected UTF-8 BOM"),
+        (b'"text"', "expected an object with the key 'text', found a text"),
         (b"[" * 200_000, "not JSON (maximum recursion depth"),
         (b'{"text": "x", "n": ' + b"9" * 5000 + b"}", "not JSON (Exceeds the limit"),
     ],
 )
 def test_bad_lines(tmp_path: Path, line: bytes, reason: str) -> None:
     path = write(tmp_path / "bad.jsonl", LINES[0].encode() + b"\n" + line + b"\n" + PLAIN)
-    items = list(read(path))
+    items = list(read(FileSource(path)))
     bad = [item for item in items if isinstance(item, BadLine)]
     assert len(items) == len(LINES) + 2
     assert [(item.line, item.byte_offset) for item in bad] == [(2, len(LINES[0]) + 1)]
     assert reason in bad[0].reason
-    assert bad[0].message(path).startswith(f"{path}:2: ")
+    assert bad[0].message(FileSource(path)).startswith(f"{path}:2: ")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"text": "x", "score": NaN, "most": Infinity, "huge": 1e999}',
+        b'{"text": "x", "n": ' + b"9" * 4000 + b"}",
+        b'{"text": "first", "text": "x"}',
+        b'{"text": "x", "deep": ' + b"[" * 900 + b"]" * 900 + b"}",
+        b' \t{"text" : "\\u0078"} \r',
+    ],
+)
+def test_lines_that_are_documents_all_the_same(tmp_path: Path, line: bytes) -> None:
+    found = documents(write(tmp_path / "a.jsonl", PLAIN + line + b"\n" + PLAIN))
+    assert found[len(LINES)].text == "x"
+    assert len(found) == 2 * len(LINES) + 1
+
+
+@pytest.mark.parametrize("text", ["a\0b", "\ufeffx", "<|endoftext|>", "\u2028\x85", "😀", " " * 99])
+def test_any_character_is_kept(tmp_path: Path, text: str) -> None:
+    """Escaped or not, and no line end but the line feed ends a line."""
+    lines = [json.dumps({"text": text}), json.dumps({"text": text}, ensure_ascii=False)]
+    found = documents(write(tmp_path / "a.jsonl", "\n".join(lines).encode()))
+    assert [document.text for document in found] == [text, text]
+
+
+# ---------------------------------------------------------------- bounds
+
+
+@pytest.mark.parametrize("size", [99, 100, 101, 102, 103, 104, 5000, 3 << 20])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b""])
+def test_longer_lines_are_bad_lines(tmp_path: Path, size: int, end: bytes) -> None:
+    line = json.dumps({"text": "x" * (size - 12)}).encode()
+    assert len(line) == size
+    good = b'{"text": "fine"}\n'
+    path = write(tmp_path / "a.jsonl", good + line + end + (good if end else b""))
+    items = list(read(FileSource(path), reading=Reading(max_document_bytes=100)))
+    assert len(items) == (3 if end else 2)
+    assert isinstance(items[1], BadLine) == (size > 100)
+    assert (items[1].line, items[1].byte_offset) == (2, len(good))
+    if isinstance(items[1], BadLine):
+        assert items[1].reason == "longer than 100 bytes; raise max_document_bytes"
+    if end:
+        assert isinstance(items[2], Document)
+        assert (items[2].line, items[2].byte_offset) == (3, len(good) + size + len(end))
+
+
+def test_longer_rows_are_bad_lines(tmp_path: Path) -> None:
+    table = pyarrow.table({"text": ["é" * 50, "é" * 51, None, "x"], "n": [1, 2, 3, 4]})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    items = list(read(FileSource(tmp_path / "a.parquet"), reading=Reading(max_document_bytes=100)))
+    assert [isinstance(item, BadLine) for item in items] == [False, True, True, False]
+
+
+@pytest.mark.parametrize("kind", ["zst", "gz"])
+def test_memory_does_not_grow_with_a_line(tmp_path: Path, kind: str) -> None:
+    """A file of some kilobytes that unpacks to one line of 600 MB, and then to good ones."""
+    path = tmp_path / f"bomb.jsonl.{kind}"
+    piece = b" " * (1 << 20)
+    with path.open("wb") as file:
+        if kind == "zst":
+            packer = zstandard.ZstdCompressor(level=1).stream_writer(file, closefd=False)
+        else:
+            packer = gzip.GzipFile(fileobj=file, mode="wb", compresslevel=1)
+        with packer as out:
+            out.write(b'{"text": "')
+            for _ in range(600):
+                out.write(piece)
+            out.write(b'"}\n' + PLAIN)
+    program = (
+        "import resource, sys; from pathlib import Path\n"
+        "from leviathan.data.prepare.reader import BadLine, Reading, read\n"
+        "from leviathan.data.prepare.sources import FileSource\n"
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024\n"
+        "before = peak()\n"
+        "items = list(read(FileSource(Path(sys.argv[1])),"
+        " reading=Reading(max_document_bytes=1 << 24)))\n"
+        "print(len(items), isinstance(items[0], BadLine), round(peak() - before))\n"
+    )
+    command = [sys.executable, "-c", program, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    count, bad, grown = done.stdout.split()
+    assert (int(count), bad) == (len(LINES) + 1, "True")
+    assert int(grown) < 80  # MiB: the 16 MiB of a line that is still allowed, twice, and buffers
+
+
+PARQUET_TYPES = {
+    "string": pyarrow.string(),
+    "large_string": pyarrow.large_string(),
+    "dictionary": pyarrow.dictionary(pyarrow.int32(), pyarrow.string()),
+    "string_view": pyarrow.string_view(),
+}
+
+
+@pytest.mark.parametrize("kind", PARQUET_TYPES)
+def test_parquet_types(tmp_path: Path, kind: str) -> None:
+    texts = pyarrow.array(["one", None, "two", ""], PARQUET_TYPES[kind])
+    metas = pyarrow.array([{"pile_set_name": "s", "n": 1}, None, {"pile_set_name": None}, None])
+    table = pyarrow.table({"id": [1, 2, 3, 4], "text": texts, "meta": metas})
+    pyarrow.parquet.write_table(table, tmp_path / "a.jsonl")  # whatever its name
+    items = list(read(FileSource(tmp_path / "a.jsonl")))
+    assert [item.text for item in items if isinstance(item, Document)] == ["one", "two", ""]
+    assert [item.subset for item in items if isinstance(item, Document)] == ["s", *[NO_SUBSET] * 2]
+    (bad,) = [item for item in items if isinstance(item, BadLine)]
+    assert (bad.line, bad.reason) == (2, "'text' must be a string, found null")
+    table = pyarrow.table({"text": pyarrow.array([b"bytes"], pyarrow.binary())})
+    pyarrow.parquet.write_table(table, tmp_path / "b.parquet")
+    (bad,) = read(FileSource(tmp_path / "b.parquet"))
+    assert isinstance(bad, BadLine)
+    assert "found bytes" in bad.reason
 
 
 @pytest.mark.parametrize("meta", ["null", "{}", '"x"', '{"pile_set_name": 3}', "[]"])
@@ -190,14 +328,18 @@ def test_folders_and_globs_in_name_order(
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("{}")
     expected = ["10.jsonl", "9.gz", "a.parquet", "b/1.jsonl", "b/2.jsonl.zst"]
-    found = find_inputs([str(tmp_path)])
+
+    def paths(*patterns: str) -> list[Path]:
+        return [Path(source.name) for source in find_inputs(patterns)]
+
+    found = paths(str(tmp_path))
     assert [path.relative_to(tmp_path).as_posix() for path in found] == expected
     assert (
         "ignored .hidden.jsonl, MANIFEST.json, README.md, c.jsonl.part" in capsys.readouterr().err
     )
-    assert find_inputs([f"{tmp_path}/**/*.jsonl*"]) == [found[0], *found[3:]]
-    assert find_inputs([str(found[3]), str(tmp_path)]) == [found[3], *found[:3], found[4]]
-    assert find_inputs([str(tmp_path / "MANIFEST.json")]) == [tmp_path / "MANIFEST.json"]
+    assert paths(f"{tmp_path}/**/*.jsonl*") == [found[0], *found[3:]]
+    assert paths(str(found[3]), str(tmp_path)) == [found[3], *found[:3], found[4]]
+    assert paths(str(tmp_path / "MANIFEST.json")) == [tmp_path / "MANIFEST.json"]
 
 
 def test_nothing_found(tmp_path: Path) -> None:
@@ -206,6 +348,7 @@ def test_nothing_found(tmp_path: Path) -> None:
         find_inputs([str(tmp_path / "nowhere")])
     with pytest.raises(DataError, match="/dev/null is not a regular file"):
         find_inputs(["/dev/null"])
-    for pattern in (str(tmp_path), f"{tmp_path}/*.jsonl", f"{tmp_path}/*.txt"):
+    (tmp_path / "notes.txt").rename(tmp_path / "notes.tex")
+    for pattern in (str(tmp_path), f"{tmp_path}/*.jsonl", f"{tmp_path}/*.tex"):
         with pytest.raises(DataError, match="no corpus files"):
             find_inputs([pattern])

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from leviathan.data.prepare.reader import Document, read
+from leviathan.data.prepare.sources import FileSource
 from leviathan.data.prepare.stdlib_corpus import DOCSTRINGS, SOURCES, write_stdlib_corpus
 
 
@@ -16,7 +17,7 @@ def test_corpus(tmp_path: Path) -> None:
 
     texts: dict[str, list[Document]] = {}
     for name in ("train-00.jsonl.zst", "train-01.jsonl.zst", "heldout.jsonl.zst"):
-        found = list(read(tmp_path / "a" / name))
+        found = list(read(FileSource(tmp_path / "a" / name)))
         texts[name] = [item for item in found if isinstance(item, Document)]
         assert len(texts[name]) == len(found) > 0
     everything = [document.text for documents in texts.values() for document in documents]

@@ -1,0 +1,74 @@
+"""A data set to train on: one that `leviathan prep` made, or a foreign one with its `format`."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from leviathan.config.schema import DataConfig, MdsTokensFormat
+from leviathan.data.foreign import ForeignRows, describe, split_folders
+from leviathan.data.format import DatasetInfo
+from leviathan.data.mds import Rows, open_split
+from leviathan.data.tokenizer import META_FILE, RANKS_FILE, load_tokenizer
+
+TOKENIZER_FILES = (RANKS_FILE, META_FILE)
+LARGE_TOKENIZER = 4 << 20  # o200k_base's 200,000 ranks
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Where the rows are and what they are."""
+
+    path: Path
+    info: DatasetInfo
+    format: MdsTokensFormat | None = None
+
+    def rows(self, split: str) -> Rows:
+        """The rows of a split.
+
+        Raises:
+            DataError: there is no such split, or it is damaged.
+        """
+        if self.format is None:
+            return open_split(self.path, self.info, split)
+        self.info.split(split)
+        return ForeignRows(
+            split_folders(self.path)[split],
+            self.format,
+            self.info.seq_len,
+            self.info.vocab_size,
+            self.info.tokenizer.end_of_text,
+        )
+
+
+def open_dataset(data: DataConfig | Path, seq_len: int | None = None) -> Dataset:
+    """The data set of a run, or the prepared one in a folder.
+
+    Args:
+        data: a run's `data` section, or a folder.
+        seq_len: of the model; a foreign set does not say where its rows are to be cut.
+
+    Raises:
+        DataError: missing, damaged, or not what `data.format` says.
+    """
+    if isinstance(data, Path):
+        return Dataset(data, DatasetInfo.load(data))
+    if data.format is None:
+        return Dataset(data.path, DatasetInfo.load(data.path))
+    assert seq_len is not None
+    return Dataset(data.path, describe(data.path, data.format, seq_len), data.format)
+
+
+def save_tokenizer(data: DataConfig, folder: Path) -> None:
+    """Leaves the tokenizer of a run's data in `folder`."""
+    if data.format is not None:
+        load_tokenizer(data.format.tokenizer).save(folder)
+        return
+    for name in TOKENIZER_FILES:
+        shutil.copyfile(data.path / name, folder / name)
+
+
+def tokenizer_bytes(data: DataConfig) -> int:
+    """About how much `save_tokenizer` writes."""
+    if data.format is not None:
+        return LARGE_TOKENIZER
+    return sum((data.path / name).stat().st_size for name in TOKENIZER_FILES)

@@ -1,0 +1,280 @@
+"""Reads MDS sets that another converter wrote: one column of token ids, no `dataset.json`.
+
+Such rows do not overlap, nor say where documents begin. Rows of `seq_len + 1` ids are used as ours
+are; in rows of `seq_len` ids the last one has no target.
+"""
+
+import gzip
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+from pydantic import BaseModel, Field, TypeAdapter
+
+from leviathan.config.schema import MdsTokensFormat
+from leviathan.data.format import FORMAT_VERSION, DatasetInfo, SplitInfo, TokenizerInfo, token_dtype
+from leviathan.data.mds import Row, Rows
+from leviathan.data.tokenizer import load_tokenizer
+from leviathan.errors import DataError
+
+_VALIDATION_NAMES = ("val", "validation")
+_VALUE_DTYPES = {16: "uint16", 32: "uint32", 33: "int32", 64: "uint64", 65: "int64"}
+
+
+class _File(BaseModel):
+    basename: str
+    bytes: int
+
+
+class _Entry(BaseModel):
+    """A shard's entry in `index.json`."""
+
+    samples: int = Field(ge=0)
+    column_names: list[str]
+    column_encodings: list[str]
+    column_sizes: list[int | None]
+    raw_data: _File
+    zip_data: _File | None = None
+
+
+_ENTRIES = TypeAdapter(list[_Entry])
+
+
+class ForeignRows(Rows):
+    """The rows of one split, by number; the same interface as our own.
+
+    Args:
+        folder: with index.json and shards.
+        form: what the rows are.
+        seq_len: targets of a row.
+        vocab_size: ids at or beyond it are refused.
+        end_of_text: the id that ends documents and pads rows.
+
+    Raises:
+        DataError: damaged, no such column, or rows of another length; the message names the file.
+    """
+
+    def __init__(
+        self, folder: Path, form: MdsTokensFormat, seq_len: int, vocab_size: int, end_of_text: int
+    ) -> None:
+        self._form, self._seq_len = form, seq_len
+        self._vocab_size, self._end = vocab_size, end_of_text
+        self._entries = _read_index(folder)
+        self._attach(folder, [entry.samples for entry in self._entries])
+
+    @property
+    def ids_per_row(self) -> int:
+        """Length of a row as it is stored, seen in the first one."""
+        return self[0].n_valid
+
+    def __getitem__(self, number: int) -> Row:
+        row = super().__getitem__(number)
+        ids = row.tokens[: row.n_valid]
+        if row.n_valid not in (self._seq_len, self._seq_len + 1):
+            raise DataError(
+                f"{self.directory}: row {number} has {row.n_valid:,} ids. With model.seq_len="
+                f"{self._seq_len}, rows of {self._seq_len} or {self._seq_len + 1} can be trained "
+                f"on: set model.seq_len={row.n_valid} or {row.n_valid - 1}, or check data.format"
+                ".dtype"
+            )
+        wrong = ids[(ids < 0) | (ids >= self._vocab_size)]
+        if len(wrong):
+            raise DataError(
+                f"{self.directory}: row {number} holds the id {wrong[0]}, but "
+                f"{self._form.tokenizer} has {self._vocab_size:,} ids: check data.format "
+                "(dtype, tokenizer, vocab_size)"
+            )
+        padding = self._seq_len + 1 - row.n_valid
+        return Row(
+            tokens=np.concatenate([ids, np.full(padding, self._end)]),
+            # Documents are not numbered: those of each row count as its own.
+            first_document=number * (self._seq_len + 1),
+            subsets=np.zeros(int((ids[:-1] == self._end).sum()) + 1, np.int64),
+            n_valid=row.n_valid,
+        )
+
+    def _file_name(self, shard: int) -> str:
+        return self._entries[shard].raw_data.basename
+
+    def _open_shard(self, index: int) -> "_ForeignShard":
+        entry = self._entries[index]
+        return _ForeignShard(_raw_file(self.directory, entry, self._form), entry, self._form)
+
+
+class _ForeignShard:
+    """One open shard: uint32 n, uint32 offsets [n + 1], a JSON header, then the rows."""
+
+    def __init__(self, path: Path, entry: _Entry, form: MdsTokensFormat) -> None:
+        if form.column not in entry.column_names:
+            raise DataError(
+                f"{path}: no column {form.column!r} (columns: {', '.join(entry.column_names)}): "
+                "set data.format.column"
+            )
+        self._sizes = entry.column_sizes
+        self._column = entry.column_names.index(form.column)
+        kind, *self._encoding = entry.column_encodings[self._column].split(":")
+        known = self._encoding[0] if self._encoding and self._encoding[0] else None
+        if kind not in ("bytes", "ndarray"):
+            raise DataError(f"{path}: column {form.column!r} is {kind}, expected bytes or ndarray")
+        if kind == "bytes" and form.dtype is None:
+            raise DataError(f"{path}: column {form.column!r} is plain bytes: set data.format.dtype")
+        if known and form.dtype and known != form.dtype:
+            raise DataError(f"{path}: data.format.dtype is {form.dtype}, the column is {known}")
+        self._kind, self._dtype = kind, known or form.dtype
+        self._file = path.open("rb", buffering=0)
+        rows = int.from_bytes(self._read(0, 4), "little")
+        if rows != entry.samples:
+            raise DataError(f"{path}: holds {rows} rows, index.json says {entry.samples}")
+        self._offsets = np.frombuffer(self._read(4, 4 * (rows + 2)), np.uint32)
+
+    def _read(self, begin: int, end: int) -> bytes:
+        return os.pread(self._file.fileno(), end - begin, begin)
+
+    def row(self, index: int) -> Row:
+        data = self._read(int(self._offsets[index]), int(self._offsets[index + 1]))
+        free = [place for place, size in enumerate(self._sizes) if size is None]
+        sizes = list(self._sizes)
+        for place, size in zip(free, np.frombuffer(data, np.uint32, len(free)), strict=True):
+            sizes[place] = int(size)
+        begin = 4 * len(free) + sum(filter(None, sizes[: self._column]))
+        ids = self._decode(data[begin : begin + (sizes[self._column] or 0)])
+        none = np.zeros(0, np.int64)
+        return Row(ids.astype(np.int64), first_document=0, subsets=none, n_valid=len(ids))
+
+    def _decode(self, data: bytes) -> np.ndarray:
+        """The values of a column: an array may say its dtype and shape before them."""
+        dtype, begin = self._dtype, 0
+        if self._kind == "ndarray" and not self._encoding:
+            dtype, begin = _VALUE_DTYPES[data[0]], 1
+        if self._kind == "ndarray" and len(self._encoding) < 2:
+            begin += 1 + (data[begin] >> 2) * (1 << (data[begin] & 3))
+        return np.frombuffer(data[begin:], np.dtype(dtype))
+
+
+def describe(path: Path, form: MdsTokensFormat, seq_len: int) -> DatasetInfo:
+    """What `dataset.json` would say. Documents and bytes of text are not known and stand as 0.
+
+    Raises:
+        DataError: as `ForeignRows`, or the tokenizer cannot be loaded.
+    """
+    tokenizer = load_tokenizer(form.tokenizer)
+    vocab_size = form.vocab_size or tokenizer.vocab_size
+    end = tokenizer.end_of_text if form.end_of_text is None else form.end_of_text
+    digest = hashlib.sha256(json.dumps([tokenizer.fingerprint, vocab_size, end, seq_len]).encode())
+    splits: dict[str, SplitInfo] = {}
+    for name, folder in split_folders(path).items():
+        rows = ForeignRows(folder, form, seq_len, vocab_size, end)
+        digest.update((folder / "index.json").read_bytes())
+        targets = len(rows) * (rows.ids_per_row - 1)
+        splits[name] = SplitInfo(
+            rows=len(rows),
+            ids=targets + 1,  # of a stream with as many targets
+            tokens=targets,
+            padded=len(rows) * seq_len - targets,
+            documents=0,
+            bytes_of_text=0,
+        )
+    return DatasetInfo(
+        format_version=FORMAT_VERSION,
+        fingerprint=digest.hexdigest(),
+        vocab_size=vocab_size,
+        seq_len=seq_len,
+        dtype=token_dtype(vocab_size),
+        tokenizer=TokenizerInfo(
+            name=tokenizer.name, fingerprint=tokenizer.fingerprint, end_of_text=end
+        ),
+        subsets=["unnamed"],
+        splits=splits,
+        documents=0,
+        empty=0,
+        duplicates=0,
+        rejected=0,
+        dropped_tail_tokens=0,
+        sources=[],
+        config={"format": form.model_dump(mode="json")},
+    )
+
+
+def split_folders(path: Path) -> dict[str, Path]:
+    """Split → folder: `path` itself is the training split, or it holds train and, perhaps, val.
+
+    Raises:
+        DataError: there is no index.json.
+    """
+    if (path / "index.json").is_file():
+        return {"train": path}
+    if not (path / "train" / "index.json").is_file():
+        raise DataError(
+            f"{path} is no MDS set: there is neither index.json nor train/index.json in it"
+        )
+    found = {"train": path / "train"}
+    for name in _VALIDATION_NAMES:
+        if (path / name / "index.json").is_file():
+            found["val"] = path / name
+    return found
+
+
+def _read_index(folder: Path) -> list[_Entry]:
+    path = folder / "index.json"
+    try:
+        entries = _ENTRIES.validate_python(json.loads(path.read_bytes())["shards"])
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise DataError(f"{path} is no index of MDS shards: write the set again") from None
+    if not sum(entry.samples for entry in entries):
+        raise DataError(f"{path} lists no rows: the data set is empty")
+    return entries
+
+
+def _raw_file(folder: Path, entry: _Entry, form: MdsTokensFormat) -> Path:
+    """The shard's file, unpacked into `form.cache` where only a packed one is there."""
+    raw = folder / entry.raw_data.basename
+    if raw.is_file():
+        pass
+    elif entry.zip_data is None or not (folder / entry.zip_data.basename).is_file():
+        raise DataError(f"{raw}: this shard is missing: copy it again")
+    elif form.cache is None:
+        raise DataError(
+            f"{folder / entry.zip_data.basename} is packed: set data.format.cache to a folder for "
+            "the unpacked shards"
+        )
+    else:
+        raw = (
+            form.cache / hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16] / raw.name
+        )
+        if not raw.is_file():
+            _unpack(folder / entry.zip_data.basename, raw, entry.raw_data.bytes)
+    if raw.stat().st_size != entry.raw_data.bytes:
+        raise DataError(
+            f"{raw}: this shard has {raw.stat().st_size:,} bytes instead of "
+            f"{entry.raw_data.bytes:,} (truncated?): copy it again"
+        )
+    return raw
+
+
+def _unpack(packed: Path, raw: Path, size: int) -> None:
+    """Whole or not at all; several ranks may do it at once."""
+    import zstandard
+
+    raw.parent.mkdir(parents=True, exist_ok=True)
+    temporary = raw.with_name(f".{raw.name}.{os.uname().nodename}.{os.getpid()}.tmp")
+    try:
+        with packed.open("rb") as source, temporary.open("wb") as target:
+            if packed.suffix in (".zstd", ".zst"):
+                zstandard.ZstdDecompressor().copy_stream(source, target)
+            elif packed.suffix == ".gz":
+                with gzip.open(source) as unpacked:
+                    shutil.copyfileobj(unpacked, target)
+            else:
+                raise DataError(f"{packed}: packed as {packed.suffix}: write it as zstd or plain")
+        if temporary.stat().st_size != size:  # zstandard ends silently where a frame is cut off
+            raise DataError(f"{packed}: truncated: copy it again")
+        temporary.replace(raw)
+    except (zstandard.ZstdError, EOFError, gzip.BadGzipFile) as error:
+        raise DataError(f"{packed}: damaged ({error}): copy it again") from None
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,92 @@
+"""Finds exactly equal texts among all parts, in bounded memory.
+
+Digests are first sorted into files by their leading bits, about a million to a file, and then
+looked at file by file: about 100 MB of memory for up to half a billion documents, and 25 bytes a
+document on the disk meanwhile.
+"""
+
+import shutil
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from leviathan.data.prepare.layout import SLICE_DOCUMENTS, Keep, Part
+from leviathan.data.prepare.tokenise import TRAIN
+
+_BUCKET_DOCUMENTS = 1 << 20
+_MOST_BUCKETS = 512  # files open at once
+
+_RECORD = np.dtype([("digest", "<u8", (2,)), ("document", "<i8"), ("is_training", "u1")])
+
+
+def drop_duplicates(parts: Sequence[Part], folder: Path) -> tuple[list[Part], int]:
+    """Marks the documents to keep so that each text stays once.
+
+    A text of the validation split is dropped from training; otherwise the first one stays.
+
+    Args:
+        parts: in order.
+        folder: where the marks are left (one byte a document), as the file `keep`.
+
+    Returns:
+        The parts with their marks, and how many documents were dropped.
+    """
+    totals = [part.documents for part in parts]
+    firsts = np.cumsum(totals) - totals
+    documents = int(sum(totals))
+    keep = folder / "keep"
+    with keep.open("wb") as file:
+        for begin in range(0, documents, 1 << 20):
+            file.write(b"\x01" * min(1 << 20, documents - begin))
+    bits = min(_MOST_BUCKETS, max(1, documents // _BUCKET_DOCUMENTS)).bit_length() - 1
+    buckets = folder / "buckets"
+    shutil.rmtree(buckets, ignore_errors=True)
+    buckets.mkdir()
+    _distribute(parts, firsts, buckets, bits)
+    marks = np.memmap(keep, np.bool_, mode="r+") if documents else np.ones(0, np.bool_)
+    dropped = 0
+    for path in buckets.iterdir():
+        repeated = _repeated(np.fromfile(path, _RECORD))
+        marks[repeated] = False
+        dropped += len(repeated)
+    if isinstance(marks, np.memmap):
+        marks.flush()
+    shutil.rmtree(buckets)
+    return [
+        replace(part, keep=Keep(keep, first))
+        for part, first in zip(parts, firsts.tolist(), strict=True)
+    ], dropped
+
+
+def _distribute(parts: Sequence[Part], firsts: np.ndarray, buckets: Path, bits: int) -> None:
+    """Writes the record of each document into the file of its digest's leading `bits`."""
+    with ExitStack() as stack:
+        files = [
+            stack.enter_context((buckets / f"{number:03}").open("wb"))
+            for number in range(1 << bits)
+        ]
+        for part, start in zip(parts, firsts.tolist(), strict=True):
+            for first in range(0, part.documents, SLICE_DOCUMENTS):
+                table = part.read(first, SLICE_DOCUMENTS)
+                records = np.zeros(len(table), _RECORD)
+                records["digest"] = table["digest"]
+                records["document"] = start + first + np.arange(len(table))
+                records["is_training"] = table["split"] == TRAIN
+                # In two steps, as a shift by all 64 bits is none.
+                bucket = table["digest"][:, 1] >> np.uint64(32) >> np.uint64(32 - bits)
+                order = np.argsort(bucket, kind="stable")
+                ends = np.cumsum(np.bincount(bucket.astype(np.int64), minlength=len(files)))
+                for file, piece in zip(files, np.split(records[order], ends[:-1]), strict=True):
+                    file.write(piece.tobytes())
+
+
+def _repeated(records: np.ndarray) -> np.ndarray:
+    """The numbers of the documents that repeat an earlier one, validation being earlier."""
+    digest = records["digest"]
+    keys = (records["document"], records["is_training"], digest[:, 1], digest[:, 0])
+    ordered = records[np.lexsort(keys)]
+    equal = (ordered["digest"][1:] == ordered["digest"][:-1]).all(axis=1)
+    return ordered["document"][1:][equal]

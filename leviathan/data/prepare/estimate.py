@@ -1,0 +1,130 @@
+"""What a preparation will need on the disk, said before it begins."""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from leviathan.console import say
+from leviathan.data.format import token_dtype
+from leviathan.data.prepare.reader import Document, read
+from leviathan.data.prepare.sources import Source
+from leviathan.data.prepare.tokenise import DOCUMENT_DTYPE, Task
+from leviathan.data.show import size_text
+from leviathan.data.tokenizer import Tokenizer, UnencodableText
+from leviathan.errors import DataError
+
+_SAMPLE_DOCUMENTS = 500
+_SAMPLE_CHARACTERS = 200_000  # tokenised: 0.1 s
+_ROW_OVERHEAD = 36  # bytes of a row beside its tokens
+_RECORD = DOCUMENT_DTYPE.itemsize
+
+
+@dataclass(frozen=True)
+class DiskUse:
+    """Bytes that a preparation will take, estimated.
+
+    Attributes:
+        parts: the tokenised files, kept until the end.
+        data_set: the shards.
+        free: bytes free where they will lie.
+    """
+
+    parts: int
+    data_set: int
+    free: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether both have room beside each other."""
+        return self.parts + self.data_set <= self.free
+
+
+def announce(
+    pending: Sequence[Task],
+    packed: Sequence[Source],
+    tokenizer: Tokenizer,
+    seq_len: int,
+    epochs: float,
+    out: Path,
+) -> DiskUse | None:
+    """Estimates the disk use from the beginning of a file and says it.
+
+    Args:
+        pending: what is still to be tokenised.
+        packed: what will be packed into shards here.
+        tokenizer: of the data set.
+        seq_len: of the data set.
+        epochs: how often a document is taken at most (mixing).
+        out: the data set's folder.
+
+    Returns:
+        The estimate; None where sizes are not known or nothing can be read.
+    """
+    sources = [task.source for task in pending]
+    sizes = [[source.size() for source in each] for each in (sources, packed)]
+    if not pending or None in sizes[0] + sizes[1]:
+        return None
+    try:
+        sample = _sample(pending[0], tokenizer)
+    except DataError:
+        return None  # told by the preparation itself, with file and line
+    if sample is None:
+        return None
+    to_tokenise, to_pack = (sum(filter(None, each)) for each in sizes)
+    width = np.dtype(token_dtype(tokenizer.vocab_size)).itemsize
+    row = (seq_len + 1) * width + _ROW_OVERHEAD
+    use = DiskUse(
+        parts=round(to_tokenise * (sample.tokens * width + sample.documents * _RECORD)),
+        data_set=round(to_pack * sample.tokens / seq_len * row * epochs),
+        free=shutil.disk_usage(next(p for p in (out, *out.absolute().parents) if p.exists())).free,
+    )
+    say(
+        f"about {sample.tokens * to_tokenise:,.0f} tokens to make: {size_text(use.parts)} for the "
+        f"parts and {size_text(use.data_set)} for the data set, of {size_text(use.free)} free; the "
+        "parts go when the data set is done"
+    )
+    if not use.fits:
+        say(
+            "warning: this will not fit. Free some space, choose another out, or let slices write "
+            "their parts to disks of their own (executor=rank)",
+            style="yellow",
+        )
+    return use
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """What is in a stored byte."""
+
+    tokens: float
+    documents: float
+
+
+def _sample(task: Task, tokenizer: Tokenizer) -> _Sample | None:
+    """A look at the beginning of a task's source."""
+    stored = characters = encoded = tokens = documents = 0
+
+    def on_bytes(count: int) -> None:
+        nonlocal stored
+        stored += count
+
+    items = read(task.source, on_bytes, reading=task.reading)
+    for item in islice(items, _SAMPLE_DOCUMENTS):
+        if not isinstance(item, Document) or not item.text or not task.wants(item.subset):
+            continue
+        documents += 1
+        characters += len(item.text)
+        if encoded < _SAMPLE_CHARACTERS:
+            text = item.text[: _SAMPLE_CHARACTERS - encoded]
+            try:
+                tokens += len(tokenizer.encode_array(text))
+            except UnencodableText:
+                continue
+            encoded += len(text)
+    if not tokens or not stored:
+        return None
+    return _Sample((characters * tokens / encoded + documents) / stored, documents / stored)

@@ -1,0 +1,136 @@
+"""Data sets of the Hugging Face Hub, read as a stream: one of their shards is one task."""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import override
+
+from leviathan.config.schema import HubConfig
+from leviathan.data.prepare.records import BadLine, Document, Reading, Unusable, document
+from leviathan.data.prepare.sources import Source
+from leviathan.errors import DataError
+
+
+@dataclass(frozen=True)
+class HubSource(Source):
+    """One shard of one split of a data set, at one version of it.
+
+    Attributes:
+        origin: what the version is known by: the commit, or the state of a local folder's files.
+    """
+
+    hub: HubConfig
+    index: int
+    count: int
+    origin: str
+
+    @property
+    @override
+    def name(self) -> str:
+        config = f"[{self.hub.config}]" if self.hub.config else ""
+        where = f"{self.hub.id}{config}/{self.hub.split}"
+        return f"hub:{where} shard {self.index:05}-of-{self.count:05}"
+
+    @override
+    def size(self) -> None:
+        return None
+
+    @override
+    def stamp(self) -> str:
+        return self.origin
+
+    @property
+    def reading(self) -> dict[str, str]:
+        """Where text and subset stand, for `Reading`."""
+        keys = {"text_key": self.hub.text_column}
+        return keys | ({"subset_key": self.hub.subset_column} if self.hub.subset_column else {})
+
+
+def find_hub(hub: HubConfig) -> list[Source]:
+    """The shards of a Hub data set, or of a local folder that `datasets` can load.
+
+    Raises:
+        DataError: no such data set, configuration or split, or no network.
+    """
+    builder = _builder(hub, hub.revision)
+    stream = _stream(builder, hub)
+    columns = stream.column_names
+    if columns is not None and hub.text_column.partition(".")[0] not in columns:
+        raise DataError(
+            f"source.hub {hub.id}: no column {hub.text_column!r} (columns: {', '.join(columns)})"
+        )
+    count, origin = stream.num_shards, _origin(builder, hub)
+    return [HubSource(hub, index, count, origin) for index in range(count)]
+
+
+def read_hub(
+    source: HubSource, reading: Reading, on_bytes: Callable[[int], Any] | None, digest: Any
+) -> Iterator[Document | BadLine]:
+    """The documents of one shard; `line` counts its rows."""
+    builder = _builder(source.hub, source.hub.revision)
+    stream = _stream(builder, source.hub)
+    if (stream.num_shards, _origin(builder, source.hub)) != (source.count, source.origin):
+        raise DataError(f"{source.name}: the data set has changed meanwhile: run the command again")
+    rows = iter(stream.shard(num_shards=source.count, index=source.index))
+    number = 0
+    while True:
+        try:
+            row = next(rows)
+        except StopIteration:
+            return
+        except Exception as error:  # what a damaged shard raises depends on its format
+            raise DataError(
+                f"{source.name}: cannot be read after row {number:,} ({_reason(error)})"
+            ) from None
+        number += 1
+        try:
+            found = document(row, reading, number, 0)
+        except Unusable as error:
+            yield BadLine(number, 0, str(error))
+            continue
+        text = found.text.encode()
+        if digest is not None:
+            digest.update(b"%d\n" % len(text) + text)
+        if on_bytes is not None:
+            on_bytes(len(text))
+        yield (
+            found
+            if len(text) <= reading.max_document_bytes
+            else BadLine(number, 0, reading.too_long)
+        )
+
+
+def _builder(hub: HubConfig, revision: str | None) -> Any:
+    import datasets
+
+    datasets.disable_progress_bars()
+    try:
+        return datasets.load_dataset_builder(hub.id, hub.config, revision=revision)
+    except Exception as error:  # from the Hub, from the network, from the data set's own format
+        raise DataError(f"source.hub {hub.id}: cannot be loaded ({_reason(error)})") from None
+
+
+def _stream(builder: Any, hub: HubConfig) -> Any:
+    try:
+        return builder.as_streaming_dataset(split=hub.split)
+    except Exception as error:
+        raise DataError(f"source.hub {hub.id}: no split {hub.split!r} ({_reason(error)})") from None
+
+
+def _origin(builder: Any, hub: HubConfig) -> str:
+    files = builder.config.data_files
+    known = [list(map(str, found)) for found in files[hub.split].origin_metadata] if files else []
+    if Path(hub.id).is_dir():  # only the time of change is recorded there
+        known += [[name, str(Path(name).stat().st_size)] for name in files[hub.split]]
+    return hashlib.sha256(repr([known, builder.hash]).encode()).hexdigest()[:32]
+
+
+def _reason(error: Exception) -> str:
+    causes = [error]
+    while causes[-1].__cause__ is not None:
+        causes.append(causes[-1].__cause__)  # pyright: ignore[reportArgumentType]
+    first = next((line for line in str(causes[-1]).splitlines() if line.strip()), "")
+    return f"{type(causes[-1]).__name__}: {first[:300]}"

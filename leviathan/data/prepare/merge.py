@@ -1,0 +1,113 @@
+"""`leviathan data merge`: packs what slices of a preparation have left, wherever they ran."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from leviathan.config.schema import PrepConfig
+from leviathan.console import say
+from leviathan.data.format import WORK_FOLDER, DatasetInfo
+from leviathan.data.prepare.ledger import (
+    TOKENIZER,
+    Ledger,
+    check_same,
+    is_finished,
+    read_json,
+    sole_writer,
+)
+from leviathan.data.prepare.pipeline import check_rejects, pack_parts, told
+from leviathan.data.prepare.pool import open_pool
+from leviathan.data.prepare.tokenise import PartInfo
+from leviathan.data.tokenizer import load_tokenizer
+from leviathan.errors import DataError
+
+
+def merge(out: Path, others: Sequence[Path], workers: int = 1) -> dict[str, Any]:
+    """Packs the parts that slices have left in `out`, or in folders of their own.
+
+    Returns:
+        `DatasetInfo.summary()` of the finished data set in `out`.
+
+    Raises:
+        DataError: a part is missing, a slice is still at work, or the folders do not belong
+            together.
+    """
+    if is_finished(out):
+        info = DatasetInfo.load(out)
+        say(f"{out} is complete: {info.splits['train'].rows:,} training rows. Nothing to do.")
+        return info.summary()
+    begun = [folder for folder in (out, *others) if (folder / WORK_FOLDER).is_dir()]
+    if missing := {out, *others} - set(begun) - {out}:
+        raise DataError(
+            f"{min(missing)} holds no slice: it was not made by `leviathan prep executor=rank`"
+        )
+    if not begun:
+        raise DataError(f"{out} holds no slices: run `leviathan prep … executor=rank` first")
+    with ExitStack() as stack:
+        for folder in dict.fromkeys([out, *begun]):
+            stack.enter_context(sole_writer(folder))
+        stack.enter_context(told(out))
+        works = [folder / WORK_FOLDER for folder in begun]
+        identity = read_json(works[0] / "config.json")
+        request = _request_of(works)
+        for work in works:
+            check_same(read_json(work / "config.json"), identity, work.parent)
+        config = PrepConfig.model_validate(
+            request["config"] | {"out": out, "workers": workers}, strict=False
+        )
+        folders, infos = _gather(request["inputs"], works, config)
+        # `out` itself has none where an earlier merge was stopped before it was done.
+        tokenizer = load_tokenizer(next(w for w in works if (w / TOKENIZER).is_dir()) / TOKENIZER)
+        ledger = stack.enter_context(Ledger(out, identity, shared=True))
+        ledger.record(request)
+        pool = stack.enter_context(open_pool("local", workers))
+        return pack_parts(config, infos, folders, tokenizer, ledger, pool).summary()
+
+
+def _gather(
+    inputs: Sequence[Sequence[Any]], works: Sequence[Path], config: PrepConfig
+) -> tuple[list[Path], list[PartInfo]]:
+    """The folder and description of every input's part, wherever it lies."""
+    folders: list[Path] = []
+    infos: list[PartInfo] = []
+    missing: list[str] = []
+    for index, (name, split, _) in enumerate(inputs):
+        found = [work / "parts" / f"{index:05}" for work in works]
+        found = [folder for folder in found if (folder / "part.json").is_file()]
+        described = [PartInfo.load(folder) for folder in found]
+        if not found:
+            missing.append(name)
+            continue
+        info = described[0]
+        if (info.path, info.split) != (name, split) or any(
+            (other.content, other.sha256) != (info.content, info.sha256) for other in described
+        ):
+            raise DataError(
+                f"the parts {', '.join(map(str, found))} contradict each other or are not of "
+                f"{name}: remove them and run their slice again"
+            )
+        if info.rejected and config.on_error == "fail":
+            raise DataError(f"{found[0]} leaves out bad lines, but on_error=fail is asked for")
+        folders.append(found[0])
+        infos.append(info)
+    if missing:
+        names = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if missing[5:] else "")
+        raise DataError(
+            f"{len(missing)} of {len(inputs)} files are not tokenised yet: {names}; run the slices "
+            "again that make them, or name the folders that hold them"
+        )
+    check_rejects(infos, config.max_reject_fraction)
+    return folders, infos
+
+
+def _request_of(works: Sequence[Path]) -> dict[str, Any]:
+    """What the slices were asked to make, which must be the same."""
+    requests = [read_json(work / "request.json") for work in works]
+    for work, request in zip(works, requests, strict=True):
+        if request != requests[0]:
+            raise DataError(
+                f"{work.parent} was made of other files, or with another configuration, than "
+                f"{works[0].parent}: give every slice the same"
+            )
+    return requests[0]

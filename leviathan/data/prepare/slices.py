@@ -1,0 +1,61 @@
+"""Which slice of the corpus this process makes where many are started with one configuration."""
+
+import os
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+
+from leviathan.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Every `world`-th input file, from number `rank` on."""
+
+    rank: int
+    world: int
+
+
+def take_slice(environment: MutableMapping[str, str] = os.environ) -> Slice:
+    """The slice that the launcher's variables name: RANK and WORLD_SIZE, or a Slurm array's.
+
+    RANK and WORLD_SIZE are taken out of the environment: slices are no ranks of one run, each
+    speaks for itself.
+
+    Raises:
+        ConfigError: none is named, or the numbers contradict each other.
+    """
+    if "RANK" in environment:
+        rank = _number(environment, "RANK")
+        world = _number(environment, "WORLD_SIZE")
+        names = "RANK, WORLD_SIZE"
+        del environment["RANK"], environment["WORLD_SIZE"]
+    elif "SLURM_ARRAY_TASK_ID" in environment:
+        first = _number(environment, "SLURM_ARRAY_TASK_MIN")
+        rank = _number(environment, "SLURM_ARRAY_TASK_ID") - first
+        world = _number(environment, "SLURM_ARRAY_TASK_COUNT")
+        names = "SLURM_ARRAY_TASK_ID, _MIN, _COUNT"
+        if "SLURM_ARRAY_TASK_MAX" in environment:
+            last = _number(environment, "SLURM_ARRAY_TASK_MAX")
+            if last - first + 1 != world:
+                raise ConfigError(
+                    f"executor=rank: the array's tasks {first} to {last} are not {world} in a row: "
+                    "start it as --array=0-N, without steps or gaps"
+                )
+    else:
+        raise ConfigError(
+            "executor=rank: neither RANK and WORLD_SIZE nor SLURM_ARRAY_TASK_ID is set: set them, "
+            "start an array job, or use executor=local"
+        )
+    if not 0 <= rank < world:
+        raise ConfigError(f"executor=rank: slice {rank} of {world} does not exist ({names})")
+    return Slice(rank, world)
+
+
+def _number(environment: MutableMapping[str, str], name: str) -> int:
+    try:
+        return int(environment[name])
+    except KeyError:
+        raise ConfigError(f"executor=rank: {name} is not set") from None
+    except ValueError:
+        found = environment[name]
+        raise ConfigError(f"executor=rank: {name}={found!r} is not a number") from None

@@ -1,0 +1,223 @@
+"""`leviathan data split`: a finished data set → one complete data set per subset.
+
+Nothing is tokenised again: every document ends with end-of-text, so the documents are found in the
+rows, and their ids are read from there.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from leviathan.console import progress_bar, say
+from leviathan.data.files import check_folder
+from leviathan.data.format import DatasetInfo, SourceInfo
+from leviathan.data.mds import Rows, ShardContent, open_split, read_shard
+from leviathan.data.prepare.assemble import NothingToTrainOn, Recipe, assemble
+from leviathan.data.prepare.layout import Choice, Part
+from leviathan.data.prepare.ledger import Ledger, check_same, is_finished, sole_writer
+from leviathan.data.prepare.pipeline import told
+from leviathan.data.prepare.pool import Pool, open_pool
+from leviathan.data.prepare.tokenise import DOCUMENT_DTYPE, TRAIN, VAL
+from leviathan.data.tokenizer import Tokenizer, load_tokenizer
+from leviathan.errors import DataError
+
+_SPLITS = {"train": TRAIN, "val": VAL}
+
+
+@dataclass(frozen=True)
+class RowIds:
+    """The stream of a finished split as the ids of a part."""
+
+    folder: Path
+    seq_len: int
+    dtype: str
+
+    @cached_property
+    def _rows(self) -> Rows:
+        return Rows(self.folder)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"folder": self.folder, "seq_len": self.seq_len, "dtype": self.dtype}
+
+    def read(self, begin: int, end: int) -> np.ndarray:
+        """Ids `begin … end - 1` of the stream."""
+        first, last = begin // self.seq_len, (end - 1) // self.seq_len
+        last = min(last, len(self._rows) - 1)  # the stream's last id has no row of its own
+        pieces = [self._rows[row].tokens[:-1] for row in range(first, last)]
+        ids = np.concatenate([*pieces, self._rows[last].tokens])
+        start = begin - first * self.seq_len
+        return ids[start : start + end - begin].astype(self.dtype)
+
+
+def split_by_subset(source: Path, out: Path, workers: int = 1) -> dict[str, Any]:
+    """Makes `out/NAME` for every subset of `source` that has documents to train on.
+
+    Each is whole once its `dataset.json` is there; run again, those are left alone.
+
+    Returns:
+        Subset → `{"path", "train_tokens", "val_tokens"}`, counting every id.
+
+    Raises:
+        DataError: `source` is damaged, or a folder holds something else.
+    """
+    info, tokenizer = DatasetInfo.load(source), load_tokenizer(source)
+    names = _folder_names(info.subsets)
+    check_folder(out)
+    result: dict[str, Any] = {}
+    with sole_writer(out), told(out), open_pool("local", workers) as pool:
+        tables = out / ".documents"
+        pending = [name for name in info.subsets if not is_finished(out / names[name])]
+        if pending:
+            _find_documents(source, info, tokenizer, tables)
+        for number, name in enumerate(info.subsets):
+            target = out / names[name]
+            try:
+                made = _make(source, info, tokenizer, number, tables, target, pool)
+            except NothingToTrainOn:
+                say(f"{name!r} has no documents to train on: left out", style="yellow")
+                continue
+            result[name] = {
+                "path": str(target),
+                **{f"{split}_tokens": size.ids for split, size in made.splits.items()},
+            }
+        for table in tables.glob("*"):
+            table.unlink()
+        if tables.exists():
+            tables.rmdir()
+    return result
+
+
+def _make(
+    source: Path,
+    info: DatasetInfo,
+    tokenizer: Tokenizer,
+    number: int,
+    tables: Path,
+    target: Path,
+    pool: Pool,
+) -> DatasetInfo:
+    name = info.subsets[number]
+    config = info.config | {"split_of": info.fingerprint, "subset": name}
+    if is_finished(target):
+        made = DatasetInfo.load(target)
+        check_same(made.config, config, target)
+        say(f"{target} is complete. Nothing to do.")
+        return made
+    parts = [
+        Part(
+            table=tables / split,
+            ids=RowIds(source / split, info.seq_len, info.dtype),
+            subset_of=np.zeros(len(info.subsets), np.uint16),
+            only=number,
+        )
+        for split in info.splits
+    ]
+    recipe = Recipe(
+        tokenizer=tokenizer,
+        seq_len=info.seq_len,
+        subsets=[name],
+        parts=parts,
+        made_of=[info.fingerprint, name],
+        choices={split: Choice(_SPLITS[split]) for split in info.splits},
+        sources=[_source(source, info, split, name) for split in info.splits],
+        config=config,
+    )
+    with sole_writer(target), Ledger(target, {"split_of": info.fingerprint}) as ledger:
+        return assemble(recipe, ledger, pool)
+
+
+def _source(source: Path, info: DatasetInfo, split: str, subset: str) -> SourceInfo:
+    size = info.splits[split].subsets.get(subset)
+    return SourceInfo(
+        path=f"{source / split} ({subset})",
+        bytes=sum(shard.raw_data.bytes for shard in open_split(source, info, split).shards),
+        sha256=info.fingerprint,
+        documents=size.documents if size else 0,
+        empty=0,
+        rejected=0,
+        split="train" if split == "train" else "val",
+    )
+
+
+def _folder_names(subsets: list[str]) -> dict[str, str]:
+    """Pile-CC → pile-cc, Wikipedia (en) → wikipedia-en; told apart by a number where need be."""
+    names: dict[str, str] = {}
+    for subset in subsets:
+        name = base = re.sub(r"[^\w.]+", "-", subset.lower()).strip("-.") or "subset"
+        number = 2
+        while name in names.values():
+            name, number = f"{base}-{number}", number + 1
+        names[subset] = name
+    return names
+
+
+# ---------------------------------------------------------------- documents in rows
+
+
+def _find_documents(source: Path, info: DatasetInfo, tokenizer: Tokenizer, folder: Path) -> None:
+    """Writes a part's table of documents for each split: 35 bytes a document."""
+    folder.mkdir(parents=True, exist_ok=True)
+    bytes_of = np.zeros(info.vocab_size, np.int64)
+    bytes_of[list(tokenizer.ranks.values())] = [len(token) for token in tokenizer.ranks]
+    total = sum(split.rows for split in info.splits.values())
+    with progress_bar("finding documents (rows)", total=total) as bar:
+        for split in info.splits:
+            with (folder / split).open("wb") as file:
+                for table in _tables(source, info, split, bytes_of, bar.advance):
+                    table["split"] = _SPLITS[split]
+                    file.write(table.tobytes())
+
+
+def _tables(
+    source: Path,
+    info: DatasetInfo,
+    split: str,
+    bytes_of: np.ndarray,
+    on_rows: Callable[[float], Any],
+) -> Iterator[np.ndarray]:
+    """A table of the documents that end in each shard."""
+    rows = open_split(source, info, split)
+    length = text = 0  # of the document that is not at its end yet
+    for number, shard in enumerate(rows.shards):
+        content = read_shard(rows.directory / shard.raw_data.basename, info.seq_len, info.dtype)
+        ids = _new_ids(content, is_first=number == 0)
+        ends = np.flatnonzero(ids == info.tokenizer.end_of_text) + 1
+        table = np.zeros(len(ends), DOCUMENT_DTYPE)
+        texts = np.concatenate([[0], np.cumsum(bytes_of[ids])])
+        # Where the shared first id is an end-of-text, its document ended in the shard before.
+        skipped = int(number > 0 and content.tokens[0, 0] == info.tokenizer.end_of_text)
+        table["length"] = np.diff(ends, prepend=0)
+        table["bytes"] = np.diff(texts[ends], prepend=0)
+        table["subset"] = _subsets_of(content)[skipped : skipped + len(ends)]
+        if len(ends):
+            table[0]["length"] += length
+            table[0]["bytes"] += text
+            length = text = 0
+        rest = int(ends[-1]) if len(ends) else 0
+        length, text = length + len(ids) - rest, text + int(texts[-1] - texts[rest])
+        yield table
+        on_rows(shard.samples)
+    if length:
+        raise DataError(f"{rows.directory}: its last document does not end: verify the data set")
+
+
+def _new_ids(content: ShardContent, is_first: bool) -> np.ndarray:
+    """The shard's stretch of the stream without the id that it shares with the shard before."""
+    last = content.tokens[-1, : content.n_valid[-1]]
+    ids = np.concatenate([content.tokens[:-1, :-1].reshape(-1), last])
+    return ids if is_first else ids[1:]
+
+
+def _subsets_of(content: ShardContent) -> np.ndarray:
+    """The subset of each document that has an id in the shard, in order; uint16 [documents]."""
+    start = content.first_document - content.first_document[0]
+    place = np.repeat(start - (np.cumsum(content.documents) - content.documents), content.documents)
+    place += np.arange(len(place))  # a document stands in every row that holds one of its ids
+    subsets = np.zeros(int(place.max()) + 1, np.uint16)
+    subsets[place] = content.subsets
+    return subsets

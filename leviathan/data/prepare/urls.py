@@ -1,0 +1,148 @@
+"""Corpus files behind URLs, through fsspec: `s3://`, `hf://`, `https://`, `file://` …"""
+
+import io
+from dataclasses import dataclass
+from typing import IO, Any
+
+from typing_extensions import override
+
+from leviathan.data.prepare.sources import ByteSource, keep_corpus_files
+from leviathan.errors import DataError
+
+_EXTRAS = {
+    "s3": "pip install 'leviathan[s3]'",
+    "gs": "pip install gcsfs",
+    "az": "pip install adlfs",
+}
+_BLOCK = 1 << 23
+# Where the various file systems say which version of a file this is.
+_VERSIONS = ("ETag", "etag", "blob_id", "md5Hash", "mtime", "LastModified", "last_modified")
+
+
+def is_url(pattern: str) -> bool:
+    """Whether `pattern` names something on a file system of fsspec."""
+    return "://" in pattern
+
+
+@dataclass(frozen=True)
+class UrlSource(ByteSource):
+    """A file behind a URL, and what was known of it when it was found."""
+
+    url: str
+    length: int | None
+    version: str
+
+    @property
+    @override
+    def name(self) -> str:
+        return self.url
+
+    @override
+    def size(self) -> int | None:
+        return self.length
+
+    @override
+    def stamp(self) -> str:
+        return f"{self.length} bytes, version {self.version}"
+
+    @override
+    def open(self) -> IO[bytes]:
+        fs, path = _file_system(self.url)
+        try:
+            file = fs.open(path, "rb", block_size=_BLOCK, cache_type="readahead")
+        except Exception as error:  # every file system has its own
+            raise _unreadable(error) from None
+        return _Whole(file, self.length)  # pyright: ignore[reportReturnType] - as FileIO is
+
+
+class _Whole(io.RawIOBase):
+    """Reads a remote file to its end, and notices when that comes too early."""
+
+    def __init__(self, file: Any, size: int | None) -> None:
+        self._file, self._size, self._done = file, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            content = self._file.read(len(buffer))
+        except Exception as error:
+            raise _unreadable(error) from None
+        memoryview(buffer)[: len(content)] = content
+        self._done += len(content)
+        if not content and len(buffer) and self._size is not None and self._done < self._size:
+            raise OSError(f"it ended after {self._done:,} of {self._size:,} bytes")
+        return len(content)
+
+
+def _unreadable(error: Exception) -> OSError:
+    if isinstance(error, OSError) and error.strerror:
+        return error
+    return OSError(f"{type(error).__name__}: {error}".rstrip(": "))
+
+
+def find_urls(pattern: str) -> list[ByteSource]:
+    """The corpus files behind a URL: a file, a folder, or a glob where it can be listed.
+
+    Over http(s) a folder must end with a slash, and `?` is no wildcard.
+
+    Raises:
+        DataError: nothing is there, it cannot be reached, or a package for it is missing.
+    """
+    fs, path = _file_system(pattern)
+    http = pattern.startswith(("http://", "https://"))
+    try:
+        if any(sign in path for sign in ("*[" if http else "*?[")):
+            return keep_corpus_files(_sources(fs, fs.glob(path)), pattern)
+        if pattern.endswith("/") or (not http and fs.isdir(path)):
+            fs.ls(path)  # raises what `find` passes over
+            return keep_corpus_files(_sources(fs, fs.find(path)), pattern)
+        return [_source(fs, path, pattern)]
+    except FileNotFoundError as error:
+        reason = f" ({error.__cause__})" if error.__cause__ is not None else ""
+        raise DataError(f"no such file or folder: {pattern}{reason}") from None
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(f"{pattern}: cannot be reached ({_unreadable(error)})") from None
+
+
+def _sources(fs: Any, paths: Any) -> list[ByteSource]:
+    return [_source(fs, path, fs.unstrip_protocol(path)) for path in paths if not fs.isdir(path)]
+
+
+def _source(fs: Any, path: str, url: str) -> UrlSource:
+    info = fs.info(path)
+    if info.get("type") == "directory":
+        raise DataError(f"{url} is a folder: end it with a slash")
+    version = next((str(info[key]) for key in _VERSIONS if info.get(key)), "unknown")
+    size = info.get("size")
+    return UrlSource(url, None if size is None else int(size), version)
+
+
+def _file_system(url: str) -> tuple[Any, str]:
+    import fsspec.core
+
+    options: dict[str, Any] = {}
+    if url.startswith(("http://", "https://")):
+        import aiohttp
+
+        # Its own limit of five minutes is for the whole file.
+        options["client_kwargs"] = {"timeout": aiohttp.ClientTimeout(total=None, sock_read=60)}
+    protocol = url.partition("://")[0]
+    try:
+        return fsspec.core.url_to_fs(url, **options)
+    except ImportError as error:
+        hint = _EXTRAS.get(protocol)
+        raise DataError(
+            f"{url}: reading {protocol}:// needs a package that is not installed: {hint or error}"
+        ) from None
+    except ValueError as error:
+        raise DataError(f"{url}: no file system is known for {protocol}:// ({error})") from None
+    except Exception as error:
+        raise DataError(f"{url}: cannot be reached ({_unreadable(error)})") from None

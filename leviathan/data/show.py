@@ -1,0 +1,159 @@
+"""A data set for eyes: `leviathan data info` and `leviathan data show`."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from leviathan.console import as_text
+from leviathan.data.format import DatasetInfo
+from leviathan.data.mds import Row, open_split
+from leviathan.data.tokenizer import Tokenizer, load_tokenizer
+from leviathan.errors import DataError
+
+
+def info_table(summary: dict[str, Any]) -> str:
+    """`DatasetInfo.summary()` as tables with units."""
+    facts = Table.grid(padding=(0, 2))
+    tokenizer = summary["tokenizer"]
+    left_out = [
+        f"{summary[key]:,} {name}"
+        for key, name in (("rejected", "bad lines"), ("empty", "empty"), ("duplicates", "repeated"))
+        if summary[key]
+    ]
+    ids = f"{tokenizer['name']}, {summary['vocab_size']:,} ids"
+    ids += f", end-of-text {tokenizer['end_of_text']:,}"
+    for name, value in (
+        ("tokenizer", ids),
+        ("rows", f"{summary['seq_len']:,} targets each, {summary['dtype']}"),
+        ("documents", f"{summary['documents']:,}"),
+        ("left out", ", ".join(left_out) or "nothing"),
+        ("fingerprint", summary["fingerprint"]),
+    ):
+        facts.add_row(Text(name, style="bold"), Text(value))
+    splits = Table("split", box=None, header_style="bold")
+    for title in ("rows", "documents", "tokens", "text", "bytes / token"):
+        splits.add_column(title, justify="right")
+    for name, split in summary["splits"].items():
+        splits.add_row(name, *_sizes(split))
+    tables = [facts, Text(), splits]
+    if len(summary["subsets"]) > 1:
+        tables += [Text(), _subset_table(summary["splits"])]
+    return as_text(*tables)
+
+
+def _sizes(split: dict[str, Any]) -> list[str]:
+    per_token = split["bytes_of_text"] / max(1, split["ids"] - split["documents"])
+    return [
+        f"{split['rows']:,}",
+        f"{split['documents']:,}",
+        f"{split['ids']:,}",
+        size_text(split["bytes_of_text"]),
+        f"{per_token:.2f}",
+    ]
+
+
+def _subset_table(splits: dict[str, Any]) -> Table:
+    table = Table("subset", box=None, header_style="bold")
+    for name in splits:
+        for title in (f"{name} documents", "tokens", "share"):
+            table.add_column(title, justify="right")
+    names = {name: None for split in splits.values() for name in split["subsets"]}
+    first = next(iter(splits.values()))
+    none = {"documents": 0, "ids": 0}
+    for name in sorted(names, key=lambda name: -first["subsets"].get(name, none)["ids"]):
+        cells: list[str] = []
+        for split in splits.values():
+            size = split["subsets"].get(name, none)
+            share = size["ids"] / max(1, split["ids"])
+            cells += [f"{size['documents']:,}", f"{size['ids']:,}", f"{share:.1%}"]
+        table.add_row(Text(name), *cells)
+    return table
+
+
+def size_text(count: float) -> str:
+    """Bytes as people read them: 1.5 GB (powers of 1,000)."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:,.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:,.1f} TB"
+
+
+def show_rows(directory: Path, split: str, first: int, count: int) -> dict[str, Any]:
+    """Rows `first … first + count - 1` of a split, decoded document by document.
+
+    Returns:
+        `{"split", "rows": [{"row", "n_valid", "padding", "documents": [{"document", "subset",
+        "ids", "begins", "ends", "text"}]}]}`; `begins` and `ends` say whether the document's first
+        and last id are in the row.
+
+    Raises:
+        DataError: no such data set, split or row.
+    """
+    info, tokenizer = DatasetInfo.load(directory), load_tokenizer(directory)
+    rows = open_split(directory, info, split)
+    if not 0 <= first < len(rows):
+        raise DataError(
+            f"{directory / split} has rows 0 to {len(rows) - 1:,}, there is no row {first:,}"
+        )
+    numbers = range(first, min(first + count, len(rows)))
+    found = []
+    for number in numbers:
+        before = rows[number - 1] if number else None
+        found.append({"row": number} | _describe(rows[number], before, info, tokenizer))
+    return {"split": split, "rows": found}
+
+
+def _describe(
+    row: Row, before: Row | None, info: DatasetInfo, tokenizer: Tokenizer
+) -> dict[str, Any]:
+    ids, end = row.tokens[: row.n_valid], info.tokenizer.end_of_text
+    cuts = np.flatnonzero(ids == end) + 1
+    pieces = [piece for piece in np.split(ids, cuts) if len(piece)]
+    if len(pieces) > len(row.subsets) or row.subsets.max(initial=0) >= len(info.subsets):
+        raise DataError("the row's subsets do not fit its documents: run `leviathan data verify`")
+    # The first id of a row is the last one of the row before; its document began there, unless
+    # what is before it there is another document's end.
+    starts = before is None or before.tokens[-2] == end
+    documents = []
+    for place, piece in enumerate(pieces):
+        ended = bool(piece[-1] == end)
+        documents.append(
+            {
+                "document": row.first_document + place,
+                "subset": info.subsets[row.subsets[place]],
+                "ids": len(piece),
+                "begins": bool(place or starts),
+                "ends": ended,
+                "text": tokenizer.decode(piece[:-1] if ended else piece),
+            }
+        )
+    return {
+        "n_valid": row.n_valid,
+        "padding": len(row.tokens) - row.n_valid,
+        "documents": documents,
+    }
+
+
+def rows_text(result: dict[str, Any]) -> str:
+    """`show_rows` for the terminal: a line before each document, padding marked."""
+    parts: list[Any] = []
+    for row in result["rows"]:
+        title = f"{result['split']} row {row['row']:,}: {row['n_valid']:,} ids"
+        parts.append(Rule(Text(title, style="bold"), align="left"))
+        for document in row["documents"]:
+            begins = "" if document["begins"] else ", goes on from the row before"
+            ends = "" if document["ends"] else ", goes on in the next row"
+            head = f"[document {document['document']:,} · {document['subset']} · "
+            head += f"{document['ids']:,} ids{begins}{ends}]"
+            parts.append(Text(head, style="cyan"))
+            parts.append(Text(document["text"]) + Text("⏎" * document["ends"], style="cyan"))
+        if row["padding"]:
+            parts.append(
+                Text(f"[{row['padding']:,} ids of padding, not trained on]", style="yellow")
+            )
+    return as_text(*parts)

@@ -1,0 +1,145 @@
+"""The walk through The Pile in data_prep/README.md, command by command, with a tiny corpus.
+
+Only what is not here is stood in for: the Hub's download and Slurm's `sbatch`, which runs the very
+script with the variables that Slurm would set.
+"""
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import zstandard
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "data_prep/README.md").read_text()
+SUBSETS = ["Wikipedia (en)", "Github", "Pile-CC"]
+
+SBATCH = """#!/bin/bash
+set -euo pipefail
+if [ "$1" = --parsable ]; then
+  shift
+  for task in 0 1 2; do
+    SLURM_ARRAY_TASK_ID=$task SLURM_ARRAY_TASK_MIN=0 SLURM_ARRAY_TASK_MAX=2 \\
+      SLURM_ARRAY_TASK_COUNT=3 SLURM_CPUS_PER_TASK=1 bash "$@" >&2
+  done
+  echo 7
+else
+  while [ "$1" != --wrap ]; do shift; done
+  bash -c "$2"
+fi
+"""
+
+
+def commands() -> list[str]:
+    section = README.split("## The Pile, from download")[1].split("\n## ")[0]
+    blocks = re.findall(r"^```\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
+    return [line for block in blocks for line in block.splitlines()]
+
+
+@pytest.fixture
+def place(tmp_path: Path, tiny_tokenizer: Path) -> Path:
+    """A folder with `pile`, the configuration, and the programs that the commands call."""
+    texts = [f"document {n}: " + "some words to pack " * (n % 9 + 1) for n in range(120)]
+    for number, name in enumerate(["train/00", "train/01", "train/02", "val"]):
+        lines = [
+            json.dumps({"text": text, "meta": {"pile_set_name": SUBSETS[place % 3]}})
+            for place, text in enumerate(texts[number * 30 : number * 30 + 30])
+        ]
+        path = tmp_path / f"pile/{name}.jsonl.zst"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(zstandard.ZstdCompressor().compress("\n".join(lines).encode()))
+    (tmp_path / "data_prep").symlink_to(ROOT / "data_prep")
+    (tmp_path / "configs/data").mkdir(parents=True)
+    config = (ROOT / "configs/data/pile.yaml").read_text()
+    assert "tokenizer: o200k_base" in config
+    config = config.replace("tokenizer: o200k_base", f"tokenizer: {tiny_tokenizer}")
+    config = config.replace("seq_len: 512", "seq_len: 32")
+    (tmp_path / "configs/data/pile.yaml").write_text(config)
+    programs = {"leviathan": f'#!/bin/bash\nexec {sys.executable} -m leviathan "$@"\n'}
+    programs |= {"hf": "#!/bin/bash\nls pile/train/*.zst pile/val.jsonl.zst\n", "sbatch": SBATCH}
+    for name, content in programs.items():
+        path = tmp_path / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(content)
+        path.chmod(0o755)
+    return tmp_path
+
+
+def run(lines: list[str], place: Path) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {
+        "PATH": f"{place / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "RAY_raylet_start_wait_time_s": "180",  # busy cores
+    }
+    # Sixteen workers are for sixteen cores.
+    script = "\n".join(["set -euo pipefail", *lines])
+    script = script.replace("workers=16", "workers=1").replace("--workers 16", "--workers 1")
+    return subprocess.run(
+        ["bash", "-c", script],
+        cwd=place,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_every_command_of_the_walk(place: Path) -> None:
+    lines = [line for line in commands() if not line.startswith("ray ") and "ray" not in line]
+    assert len(lines) >= 12
+    result = run(lines, place)
+    assert result.returncode == 0, result.stderr[-4000:]
+    assert "verified: every hash and count is right" in result.stdout
+    assert "Wikipedia (en)" in result.stdout
+    assert "[document " in result.stdout
+    data = place / "data"
+    assert hashes(data / "slurm") == hashes(data / "pile")
+    assert sorted(path.name for path in (data / "subsets").iterdir()) == [
+        "github",
+        "pile-cc",
+        "wikipedia-en",
+    ]
+    mixed = json.loads((data / "mixed/dataset.json").read_text())["splits"]["train"]["subsets"]
+    merged = json.loads((data / "merged/dataset.json").read_text())["splits"]["train"]["subsets"]
+    wikipedia, github = (mixed[name]["documents"] for name in SUBSETS[:2])
+    assert wikipedia == 3 * merged[SUBSETS[0]]["documents"]
+    assert 0 < github < merged[SUBSETS[1]]["documents"]
+
+
+@pytest.mark.heavy
+def test_the_ray_commands(place: Path) -> None:
+    pytest.importorskip("ray")
+    lines = [line for line in commands() if "ray" in line]
+    assert len(lines) == 3
+    try:
+        result = run(lines, place)
+    finally:
+        run(["ray stop"], place)
+    assert result.returncode == 0, result.stderr[-4000:]
+    assert (place / "data/ray/dataset.json").is_file()
+
+
+def test_the_format_of_other_converters_is_a_configuration() -> None:
+    import yaml
+
+    from leviathan.config.schema import DataConfig
+
+    section = README.split("## Data sets of other converters")[1]
+    block = re.search(r"^```\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
+    assert block is not None
+    config = DataConfig.model_validate(yaml.safe_load(block[1])["data"])
+    assert config.format is not None
+    assert config.format.tokenizer == "o200k_base"

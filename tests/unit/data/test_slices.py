@@ -1,0 +1,228 @@
+"""Many processes, each with its slice of the files, and the merge of what they leave."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prep_cases import hashes, shards, start_preparation
+
+from leviathan.config.schema import PrepConfig
+from leviathan.data.prepare import merge, prepare, verify
+from leviathan.data.prepare.ledger import sole_writer, writer_of_slice
+from leviathan.data.prepare.slices import Slice, take_slice
+from leviathan.errors import ConfigError, DataError
+
+Config = Callable[..., PrepConfig]
+WORLD = 3
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> dict[str, Any]:
+    texts = [[f"{n} {text} " + "word " * (n + 1) for text in range(40)] for n in range(7)]
+    keys = {"paths": shards(tmp_path / "in", texts)}
+    return {"source": keys, "validation": {"fraction": 0.1}, "on_error": "quarantine"}
+
+
+def here(config: PrepConfig, rank: int, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A slice in this process."""
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setenv("WORLD_SIZE", str(WORLD))
+    return prepare(config)
+
+
+def test_three_at_once_equal_one_machine(
+    config: Config, source: dict[str, Any], tmp_path: Path
+) -> None:
+    alone = config(**source, out=tmp_path / "alone")
+    expected = prepare(alone)
+    wanted = config(**source, executor="rank")
+    running = [
+        start_preparation(wanted, RANK=str(rank), WORLD_SIZE=str(WORLD)) for rank in range(WORLD)
+    ]
+    for process in running:
+        _, errors = process.communicate()
+        assert process.returncode == 0, errors
+    assert merge(wanted.out, [], workers=2) == expected
+    assert hashes(wanted.out) == hashes(alone.out)
+    assert merge(wanted.out, []) == expected  # again: it is complete
+
+
+def test_folders_of_their_own(
+    config: Config, source: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = config(**source, out=tmp_path / "alone", drop_duplicates=True)
+    expected = prepare(alone)
+    outs = [tmp_path / f"rank{rank}" for rank in range(WORLD)]
+    for rank, out in enumerate(outs):
+        wanted = config(**source, executor="rank", out=out, drop_duplicates=True)
+        assert here(wanted, rank, monkeypatch)["files"] == len(range(rank, 7, WORLD))
+    out = tmp_path / "merged"
+    with pytest.raises(DataError, match=r"2 of 7 files are not tokenised yet: .*01.jsonl.zst, "):
+        merge(out, [outs[0], outs[2]])
+    assert merge(out, outs) == expected
+    assert hashes(out) == hashes(alone.out)
+    assert verify(out)["verified"]
+    assert (outs[0] / ".prep/parts/00000").is_dir()  # left alone: they are the user's
+
+
+def test_a_lost_slice_is_named_and_made_again(
+    config: Config, source: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = config(**source, executor="rank")
+    for rank in (0, 2):
+        here(wanted, rank, monkeypatch)
+    with pytest.raises(DataError, match=r"2 of 7 files are not .*01.jsonl.zst, .*04.jsonl.zst"):
+        merge(wanted.out, [])
+    here(wanted, 1, monkeypatch)
+    part = wanted.out / ".prep/parts/00004"
+    before = (part / "ids").stat().st_mtime_ns
+    assert here(wanted, 1, monkeypatch)["files"] == 2
+    assert (part / "ids").stat().st_mtime_ns == before
+    assert merge(wanted.out, [])["documents"] == 280
+
+
+def test_one_writer_a_slice(
+    config: Config, source: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = config(**source, executor="rank")
+    with writer_of_slice(wanted.out, 1, WORLD):
+        with pytest.raises(DataError, match=r"slice 1 of 3 of .* is being made by another process"):
+            here(wanted, 1, monkeypatch)
+        here(wanted, 0, monkeypatch)
+        with pytest.raises(DataError, match="another preparation is writing to"):
+            merge(wanted.out, [])
+        with pytest.raises(DataError, match="another preparation is writing to"):
+            prepare(config(**source))
+    with sole_writer(wanted.out), pytest.raises(DataError, match="prepared or merged as a whole"):
+        here(wanted, 1, monkeypatch)
+    here(wanted, 1, monkeypatch)
+    here(wanted, 2, monkeypatch)
+    assert merge(wanted.out, [])["documents"] == 280
+    assert not list(wanted.out.glob(".prep*"))
+
+
+def test_a_merge_refuses_what_does_not_belong_together(
+    config: Config, source: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(DataError, match="holds no slices"):
+        merge(tmp_path / "nowhere", [])
+    outs = [tmp_path / f"rank{rank}" for rank in range(WORLD)]
+    here(config(**source, executor="rank", out=outs[0]), 0, monkeypatch)
+    with pytest.raises(DataError, match="rank1 holds no slice"):
+        merge(outs[0], [outs[1]])
+    here(config(**source, executor="rank", out=outs[1], seq_len=16), 1, monkeypatch)
+    with pytest.raises(DataError, match=r"rank1 was made of other files, or with another"):
+        merge(outs[0], [outs[1]])
+    folder = source | {"source": {"paths": [str(tmp_path / "in")]}}
+    here(config(**folder, executor="rank"), 0, monkeypatch)
+    (tmp_path / "in/99.jsonl").write_text('{"text": "late"}')
+    with pytest.raises(DataError, match=r"begun with other input files .*99.jsonl"):
+        here(config(**folder, executor="rank"), 1, monkeypatch)
+
+
+def test_bad_lines_are_counted_over_all_slices(
+    config: Config, source: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"txt": 1}\n' * 150)
+    source["source"]["paths"].append(str(bad))
+    tolerant = config(**source, executor="rank", max_reject_fraction=0.5, out=tmp_path / "t")
+    for rank in range(WORLD):  # one of them holds 150 bad lines and 80 good ones
+        here(tolerant, rank, monkeypatch)
+    assert merge(tolerant.out, [])["rejected"] == 150
+    strict = config(**source, executor="rank", max_reject_fraction=0.3, out=tmp_path / "s")
+    for rank in range(WORLD):
+        here(strict, rank, monkeypatch)
+    with pytest.raises(DataError, match="150 of 430 lines are bad"):
+        merge(strict.out, [])
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"RANK": "2", "WORLD_SIZE": "8"}, Slice(2, 8)),
+        (
+            {
+                "SLURM_ARRAY_TASK_ID": "5",
+                "SLURM_ARRAY_TASK_MIN": "4",
+                "SLURM_ARRAY_TASK_MAX": "7",
+                "SLURM_ARRAY_TASK_COUNT": "4",
+            },
+            Slice(1, 4),
+        ),
+    ],
+)
+def test_who_am_i(environment: dict[str, str], expected: Slice) -> None:
+    assert take_slice(environment) == expected
+    assert "RANK" not in environment
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({}, "neither RANK and WORLD_SIZE nor SLURM_ARRAY_TASK_ID is set"),
+        ({"RANK": "1"}, "WORLD_SIZE is not set"),
+        ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK='x' is not a number"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "slice 2 of 2 does not exist"),
+        (
+            {
+                "SLURM_ARRAY_TASK_ID": "4",
+                "SLURM_ARRAY_TASK_MIN": "0",
+                "SLURM_ARRAY_TASK_MAX": "8",
+                "SLURM_ARRAY_TASK_COUNT": "3",
+            },
+            "without steps or gaps",
+        ),
+    ],
+)
+def test_launches_that_cannot_work(environment: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        take_slice(environment)
+
+
+# ---------------------------------------------------------------- Ray
+
+_CLUSTER = """
+import os, subprocess, sys, ray
+ray.init(num_cpus=2, include_dashboard=False, object_store_memory=10**8, log_to_driver=False)
+address = ray.get_runtime_context().gcs_address
+done = subprocess.run(sys.argv[1:], env=os.environ | {"RAY_ADDRESS": address})
+ray.shutdown()
+sys.exit(done.returncode)
+"""
+
+
+def through_ray(cluster: bool, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "leviathan", "prep", *arguments, "executor=ray"]
+    if cluster:
+        command = [sys.executable, "-c", _CLUSTER, *command]
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+@pytest.mark.heavy
+def test_a_ray_cluster(config: Config, source: dict[str, Any], tmp_path: Path) -> None:
+    """A real one on this machine; the preparation is another process than its head."""
+    pytest.importorskip("ray")
+    alone = config(**source, out=tmp_path / "alone")
+    prepare(alone)
+    yaml = tmp_path / "prep.yaml"
+    wanted = config(**source, out=tmp_path / "ray")
+    yaml.write_text(wanted.model_dump_json(exclude={"executor"}))
+    result = through_ray(True, str(yaml))
+    assert result.returncode == 0, result.stderr
+    assert hashes(wanted.out) == hashes(alone.out)
+    shutil.copy(source["source"]["paths"][0], tmp_path / "in/00.whole")
+    Path(source["source"]["paths"][0]).write_bytes(b"\x28\xb5\x2f\xfd cut off")
+    result = through_ray(True, str(yaml), f"out={tmp_path / 'damaged'}")
+    assert result.returncode == 2
+    assert "00.jsonl.zst" in result.stderr
+    assert "Traceback" not in result.stderr
+    result = through_ray(False, str(yaml), f"out={tmp_path / 'none'}")
+    assert result.returncode == 2
+    assert "no Ray cluster at auto" in result.stderr

@@ -1,0 +1,192 @@
+"""`leviathan data verify`: every kind of damage is found and named, in any shard."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from leviathan.config.schema import PrepConfig
+from leviathan.data.format import DatasetInfo
+from leviathan.data.mds import read_index, read_shard
+from leviathan.data.mds_write import ShardRows, shard_name, write_index, write_shard
+from leviathan.data.prepare import assemble, pack, prepare, verify
+from leviathan.errors import DataError
+
+
+@pytest.fixture(scope="module")
+def whole(
+    tiny_corpus: Path, tiny_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A data set of many shards, with rejects and two subsets."""
+    folder = tmp_path_factory.mktemp("whole")
+    (folder / "bad.jsonl").write_text('{"txt": 1}\n')
+    keys = {
+        "source": {"paths": [str(tiny_corpus), str(folder / "bad.jsonl")]},
+        "validation": {"fraction": 0.2},
+        "tokenizer": str(tiny_tokenizer),
+        "seq_len": 32,
+        "out": folder / "out",
+        "on_error": "quarantine",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pack, "rows_per_shard", lambda *_: 100)
+        prepare(PrepConfig.model_validate(keys))
+    assert len(read_index(folder / "out/train")) > 8
+    return folder / "out"
+
+
+@pytest.fixture
+def data(whole: Path, tmp_path: Path) -> Path:
+    shutil.copytree(whole, tmp_path / "data")
+    return tmp_path / "data"
+
+
+def edit(path: Path, change: Callable[[Any], Any]) -> None:
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def flip(path: Path, place: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_is_whole_is_accepted(whole: Path, workers: int) -> None:
+    assert verify(whole, workers) == DatasetInfo.load(whole).summary() | {"verified": True}
+
+
+@pytest.mark.parametrize("place", [0, 5, 500, -1])
+def test_a_flipped_byte(data: Path, place: int) -> None:
+    flip(data / "train/shard.00004.mds", place)
+    with pytest.raises(DataError, match=r"train/shard.00004.mds: damaged"):
+        verify(data, workers=2)
+
+
+FILES: list[tuple[Callable[[Path], Any], str]] = [
+    (lambda d: (d / "train/shard.00002.mds").unlink(), r"shard.00002.mds: this shard is missing"),
+    (
+        lambda d: (d / "train/shard.00002.mds").write_bytes(
+            (d / "train/shard.00002.mds").read_bytes()[:-9]
+        ),
+        r"shard.00002.mds: this shard has .* \(truncated\?\)",
+    ),
+    (lambda d: (d / "val/index.json").unlink(), r"val/index.json: No such file"),
+    (lambda d: np.save(d / "token_counts.npy", np.zeros(601)), "token_counts.npy: not the counts"),
+    (lambda d: (d / "token_counts.npy").unlink(), r"token_counts.npy: missing"),
+    (lambda d: (d / "rejects.jsonl").unlink(), r"rejects.jsonl: 0 lines, dataset.json says 1"),
+    (lambda d: flip(d / "tokenizer.tiktoken", 5), "tokenizer"),
+]
+
+
+@pytest.mark.parametrize(("damage", "message"), FILES)
+def test_files(data: Path, damage: Callable[[Path], Any], message: str) -> None:
+    damage(data)
+    with pytest.raises(DataError, match=message):
+        verify(data)
+
+
+def swap_shards(index: Any) -> None:
+    index["shards"][3], index["shards"][4] = index["shards"][4], index["shards"][3]
+
+
+INDEX: list[tuple[Callable[[Any], Any], str]] = [
+    (swap_shards, r"shard.00004.mds: does not continue the shard before it"),
+    (lambda i: i["shards"].pop(), r"train: \d+ rows, dataset.json says"),
+    (
+        lambda i: i["shards"][1]["raw_data"]["hashes"].update(sha256="0" * 64),
+        r"shard.00001.mds: damaged: its sha256",
+    ),
+    (lambda i: i["shards"][1].update(column_names=["tokens"]), "has the columns"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), INDEX)
+def test_index(data: Path, change: Callable[[Any], Any], message: str) -> None:
+    edit(data / "train/index.json", change)
+    with pytest.raises(DataError, match=message):
+        verify(data)
+
+
+def more_of_a_subset(info: Any) -> None:
+    subsets = info["splits"]["train"]["subsets"]
+    subsets["classes"]["ids"] += 1
+    subsets["functions"]["ids"] -= 1
+
+
+def another_document(info: Any) -> None:
+    info["documents"] += 1
+    info["splits"]["train"]["documents"] += 1
+    info["splits"]["train"]["subsets"]["classes"]["documents"] += 1
+
+
+DESCRIPTION: list[tuple[Callable[[Any], Any], str]] = [
+    (more_of_a_subset, r"train: \d+ documents and \d+ ids of 'classes', dataset.json says"),
+    (another_document, r"train: \d+ documents and \d+ ids, dataset.json says"),
+    (lambda i: i["splits"]["val"].update(bytes_of_text=3), r"bytes of text, dataset.json says 3"),
+    (lambda i: i.update(fingerprint="0" * 64), "the fingerprint in dataset.json"),
+    (lambda i: i.update(rejected=2), "rejected is 2, its sources say 1"),
+    (lambda i: i.update(empty=2), "empty is 2, its sources say 0"),
+    (lambda i: i.update(duplicates=2), r"documents and 2 duplicates, its sources say"),
+    (lambda i: i["sources"][0].update(documents=1), "its sources say"),
+    (lambda i: i["tokenizer"].update(end_of_text=3), "end_of_text"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), DESCRIPTION)
+def test_description(data: Path, change: Callable[[Any], Any], message: str) -> None:
+    edit(data / "dataset.json", change)
+    with pytest.raises(DataError, match=message):
+        verify(data)
+
+
+# ---------------------------------------------------------------- rows that contradict
+
+
+def rewritten(data: Path, change: Callable[[ShardRows], Any]) -> None:
+    """The last validation shard, written anew with its hash, so that only its rows are wrong."""
+    info, entries = DatasetInfo.load(data), json.loads((data / "val/index.json").read_text())
+    place = len(entries["shards"]) - 2
+    name = shard_name(place)
+    found = read_shard(data / "val" / name, info.seq_len, info.dtype)
+    ids = np.append(found.tokens[:, :-1].reshape(-1), found.tokens[-1, -1])
+    rows = ShardRows(
+        ids=ids,
+        n_valid=found.n_valid,
+        first_document=found.first_document,
+        subsets=found.subsets.copy(),
+        documents=found.documents,
+    )
+    change(rows)
+    entries["shards"][place] = write_shard(data / "val" / name, rows)
+    write_index(data / "val", entries["shards"])
+    described = assemble.fingerprint(
+        data, info.tokenizer.fingerprint, info.seq_len, info.subsets, info.splits
+    )
+    edit(data / "dataset.json", lambda d: d.update(fingerprint=described))
+
+
+def set_id(rows: ShardRows, value: int) -> None:
+    rows.ids[40] = value
+
+
+ROWS: list[tuple[Callable[[ShardRows], Any], str]] = [
+    (lambda rows: set_id(rows, 601), r"row \d+ holds an id beyond the vocabulary"),
+    (lambda rows: set_id(rows, 600), "first_document or subsets do not fit the end-of-text ids"),
+    (lambda rows: rows.first_document.__setitem__(3, 0), "first_document or subsets do not fit"),
+    (lambda rows: rows.subsets.__setitem__(0, 9), "beyond the vocabulary or the subsets"),
+    (lambda rows: rows.n_valid.__setitem__(2, 9), "a row before the last one is not full"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), ROWS)
+def test_rows(data: Path, change: Callable[[ShardRows], Any], message: str) -> None:
+    rewritten(data, change)
+    with pytest.raises(DataError, match=message):
+        verify(data)
