@@ -294,4 +294,7 @@ def _load_tasks(names: list[str], own: dict[str, str], scratch: Path) -> Any:
         with dataset_cache(scratch / "cache"):
             return manager.load(names)
     except (OSError, datasets.exceptions.DatasetsError) as error:
-        raise DataError(f"cannot read the data of {', '.join(names)}: {error}") from error
+        raise DataError(
+            f"cannot read the data of {', '.join(names)}: {error}; without a network, give the "
+            "tasks' files with --task-data DIR (eval/README.md says what they hold)"
+        ) from error
