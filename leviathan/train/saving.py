@@ -6,9 +6,10 @@ from typing import Any
 
 from leviathan.checkpoint.handle import SaveHandle
 from leviathan.checkpoint.layout import complete_checkpoints
-from leviathan.checkpoint.save import TOKENIZER_FILES, save_checkpoint, try_saving
+from leviathan.checkpoint.save import save_checkpoint, try_saving
 from leviathan.config.schema import RunConfig
 from leviathan.console import say
+from leviathan.data.dataset import tokenizer_bytes
 from leviathan.engine.base import Engine
 from leviathan.errors import CheckpointError
 from leviathan.model.accounting import account
@@ -78,7 +79,7 @@ def check_room(config: RunConfig) -> None:
         CheckpointError: there is no room for one.
     """
     size = account(config.model).total * BYTES_PER_PARAMETER + SMALL_FILES
-    size += sum((config.data.path / name).stat().st_size for name in TOKENIZER_FILES)
+    size += tokenizer_bytes(config.data)
     keep, steps = config.checkpoint, config.train.steps
     saves = steps // keep.every + 1 if keep.every else 1
     kept = min(saves, keep.keep_last + 1)  # the former ones go when the new one is whole
