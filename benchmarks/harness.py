@@ -65,6 +65,14 @@ class Report:
         holds = None if at_most is None else ours <= at_most
         self._print(case, ours, None, None, unit, None, goal, holds)
 
+    def equal(
+        self, case: str, ours: float, other: float, other_name: str, unit: str, within: float
+    ) -> None:
+        """Two figures that must be the same, but for rounding; `ratio` is ours over the other's."""
+        ratio = ours / other if other else None
+        same = abs(ours - other) <= within
+        self._print(case, ours, other, other_name, unit, ratio, f"± {within:g}", same)
+
     def _print(self, case: str, *rest: Any) -> None:
         line = Line(self._benchmark, case, *rest)
         print(json.dumps(asdict(line), ensure_ascii=False) if self._json else _table_row(line))

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from leviathan.config.load import load_config, read_config, validate
 from leviathan.config.schema import ModelFile, PrepConfig, RunConfig
 from leviathan.console import console, say
-from leviathan.errors import CheckpointError, ConfigError, LeviathanError
+from leviathan.errors import ConfigError, LeviathanError
 
 C = TypeVar("C", bound=BaseModel)
 
@@ -33,7 +33,7 @@ app = typer.Typer(
 )
 tokenizer_app = typer.Typer(no_args_is_help=True, help="Train a tokenizer.")
 data_app = typer.Typer(no_args_is_help=True, help="Look into a prepared data set, or check it.")
-checkpoint_app = typer.Typer(no_args_is_help=True, help="List and verify checkpoints.")
+checkpoint_app = typer.Typer(no_args_is_help=True, help="List, describe and verify checkpoints.")
 app.add_typer(tokenizer_app, name="tokenizer")
 app.add_typer(data_app, name="data")
 app.add_typer(checkpoint_app, name="checkpoint")
@@ -48,6 +48,13 @@ Checkpoint = Annotated[
     Path,
     typer.Argument(
         help="A step folder, or a run folder, whose newest whole checkpoint is then taken.",
+        metavar="CKPT",
+    ),
+]
+Model = Annotated[
+    Path,
+    typer.Argument(
+        help="A step folder, a run folder (its newest whole checkpoint), or a Llama folder.",
         metavar="CKPT",
     ),
 ]
@@ -245,13 +252,22 @@ def train(config: Config, overrides: Overrides = None) -> None:
 
 @checkpoint_app.command("ls")
 def checkpoint_ls(run_dir: Path, as_json: AsJson = False) -> None:
-    """Lists a run's whole checkpoints, oldest first."""
-    from leviathan.checkpoint.layout import complete_checkpoints
+    """Lists a run's complete checkpoints, oldest first: where they stand and what wrote them.
 
-    if not run_dir.is_dir():
-        raise CheckpointError(f"{run_dir}: no such folder; give a run folder")
-    found = {path.name: str(path) for path in complete_checkpoints(run_dir)}
-    _show(found, as_json)
+    Contents are not read; `verify` does that.
+    """
+    from leviathan.checkpoint.describe import checkpoints_table, list_checkpoints
+
+    _show(list_checkpoints(run_dir), as_json, checkpoints_table)
+
+
+@checkpoint_app.command("info")
+def checkpoint_info(checkpoint: Checkpoint, as_json: AsJson = False) -> None:
+    """Shows step, tokens, model, engine and size of one checkpoint."""
+    from leviathan.checkpoint.describe import checkpoint_info as info
+    from leviathan.checkpoint.layout import resolve_checkpoint
+
+    _show(info(resolve_checkpoint(checkpoint)), as_json)
 
 
 @checkpoint_app.command("verify")
@@ -266,17 +282,24 @@ def checkpoint_verify(checkpoint: Checkpoint, as_json: AsJson = False) -> None:
 
 @app.command("perplexity")
 def perplexity(
-    checkpoint: Checkpoint,
+    checkpoint: Model,
     data: Annotated[Path, typer.Argument(help="A prepared data set.", metavar="DATA")],
     split: Annotated[str, typer.Option(help="`val` or `train`.")] = "val",
     batch_size: Annotated[int, typer.Option(min=1, help="Sequences at once.")] = 8,
+    stride: Annotated[
+        int | None,
+        typer.Option(min=1, help="Move the window by so many tokens, not by the whole context."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Scores a whole split: nats per token, perplexity and bits per byte, also by subset."""
+    """Scores a whole split: nats per token, perplexity and bits per byte, also by subset.
+
+    With `--stride 64` every token is scored after at least a context less 64 tokens; slower.
+    """
     from leviathan.evaluate.perplexity import perplexity as run
     from leviathan.evaluate.perplexity import perplexity_table
 
-    result = run(checkpoint, data, split=split, batch_size=batch_size)
+    result = run(checkpoint, data, split=split, batch_size=batch_size, stride=stride)
     _show(result, as_json, perplexity_table)
 
 
@@ -304,23 +327,31 @@ def frequency(
 
 @app.command("eval")
 def evaluate(
-    checkpoint: Checkpoint,
+    checkpoint: Model,
     tasks: Annotated[str, typer.Option(help="lm-eval task names, separated by commas.")],
     task_data: Annotated[
         Path | None, typer.Option(help="Folder with the tasks' files; then nothing is downloaded.")
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Samples a task, else all.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Sequences at once.")] = 8,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for lm-eval's results and every sample's scores as JSON."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Runs lm-eval tasks on a checkpoint.
 
-    Example: `leviathan eval runs/a --tasks next_line --task-data corpus`
+    hellaswag, arc_easy, arc_challenge, piqa, winogrande, lambada_openai and wikitext are read from
+    `--task-data` (jsonl or parquet with the Hub's columns, found by task and split) or, without it,
+    fetched from the Hub as any other task of lm-eval. Results are filed beside the run.
+
+    Example: `leviathan eval runs/a --tasks piqa,lambada_openai --task-data data/eval --out scores`
     """
     from leviathan.evaluate.harness import results_table, run_tasks
 
     names = [name.strip() for name in tasks.split(",") if name.strip()]
-    result = run_tasks(checkpoint, names, task_data, limit, batch_size)
+    result = run_tasks(checkpoint, names, task_data, limit, batch_size, out)
     _show(result, as_json, results_table)
 
 
@@ -346,6 +377,11 @@ def export(
         bool,
         typer.Option("--verify", help="Load with transformers, compare logits."),
     ] = False,
+    add_bos: Annotated[
+        bool,
+        typer.Option("--add-bos", help="The tokenizer puts end-of-text before texts by itself."),
+    ] = False,
+    shard_size: Annotated[str, typer.Option(help="Of a safetensors file at most.")] = "5GB",
     as_json: AsJson = False,
 ) -> None:
     """Writes a Hugging Face Llama folder: weights, config, fast tokenizer, model card.
@@ -354,7 +390,66 @@ def export(
     """
     from leviathan.export.hf_llama import export as run
 
-    _show(run(checkpoint, out, dtype=dtype, verify=verify), as_json)
+    result = run(
+        checkpoint, out, dtype=dtype, verify=verify, add_bos=add_bos, shard_size=shard_size
+    )
+    _show(result, as_json)
+
+
+@app.command("import")
+def import_(
+    folder: Annotated[Path, typer.Argument(help="A Hugging Face Llama folder.")],
+    run_dir: Annotated[Path, typer.Argument(help="The run folder to make.")],
+    as_json: AsJson = False,
+) -> None:
+    """Makes a native checkpoint of kind tied or untied from a Llama folder: weights, no moments.
+
+    Its tokenizer must be a byte-level BPE, as Llama 3's is and ours are.
+    """
+    from leviathan.export.from_llama import import_llama
+
+    _show(import_llama(folder, run_dir), as_json)
+
+
+@app.command("generate")
+def generate(
+    checkpoint: Model,
+    prompt: Annotated[
+        list[str] | None, typer.Option(help="A text to continue; repeatable.")
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option(help="A prompt a line, or .jsonl with `prompt`.")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="At most so many a prompt.")] = 100,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Draw from so much of the probability.")] = 1.0,
+    stop: Annotated[list[str] | None, typer.Option(help="End at this text; repeatable.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the draws.")] = 0,
+    batch: Annotated[int, typer.Option(min=1, help="Prompts at once.")] = 8,
+    as_json: AsJson = False,
+) -> None:
+    """Continues texts; on a terminal, one prompt's text is shown while it comes.
+
+    Example: `leviathan generate runs/a --prompt 'import ' --temperature 0.8 --top-p 0.95`
+    """
+    from leviathan.generate import as_text, generate_texts, read_prompts, show_stream
+    from leviathan.model.decode import Sampling
+
+    prompts = [*(prompt or []), *(read_prompts(file) if file else [])]
+    live = len(prompts) == 1 and sys.stdout.isatty() and not as_json
+    result = generate_texts(
+        checkpoint,
+        prompts,
+        max_new_tokens,
+        Sampling(temperature, top_p, seed),
+        stop or [],
+        batch,
+        show_stream(prompts[0]) if live else None,
+    )
+    if live:
+        print()
+    else:
+        _show(result, as_json, as_text)
 
 
 def main() -> None:

@@ -9,12 +9,18 @@ from torch import nn
 
 from leviathan.config.schema import OptimConfig
 
+FUSED_ON = ("cpu", "cuda")  # devices for which torch has a fused AdamW
+
 
 def lr_at(optim: OptimConfig, steps: int, step: int) -> float:
     """The learning rate of one optimizer step; no state, so a resume cannot get it wrong.
 
-    Linear warm-up that reaches the peak with step `warmup_steps - 1`, then a cosine that starts at
-    the peak and reaches `final_lr_ratio` of it with the last step; or the peak throughout.
+    Linear warm-up that reaches the peak with step `warmup_steps - 1`, then one of
+
+    - cosine: from the peak to `final_lr_ratio` of it with the last step,
+    - wsd (warm-up, stable, decay): the peak, but over the last `decay_fraction` of the run's steps
+      a straight line that reaches `final_lr_ratio` with the last one (arXiv 2404.06395, section 4),
+    - constant: the peak throughout.
 
     Args:
         optim: peak, warm-up and form.
@@ -26,10 +32,13 @@ def lr_at(optim: OptimConfig, steps: int, step: int) -> float:
         return optim.lr * (step + 1) / optim.warmup_steps
     if optim.schedule == "constant":
         return optim.lr
-    decay_steps = steps - optim.warmup_steps
-    progress = (step - optim.warmup_steps) / max(1, decay_steps - 1)
-    cosine = 0.5 * (1 + math.cos(math.pi * progress))
-    return optim.lr * (optim.final_lr_ratio + (1 - optim.final_lr_ratio) * cosine)
+    if optim.schedule == "wsd":
+        decay_steps = min(max(1, round(optim.decay_fraction * steps)), steps - optim.warmup_steps)
+        height = min(1.0, (steps - 1 - step) / decay_steps)
+    else:
+        progress = (step - optim.warmup_steps) / max(1, steps - optim.warmup_steps - 1)
+        height = 0.5 * (1 + math.cos(math.pi * progress))
+    return optim.lr * (optim.final_lr_ratio + (1 - optim.final_lr_ratio) * height)
 
 
 def parameter_groups(model: nn.Module, optim: OptimConfig) -> list[dict[str, Any]]:
@@ -64,7 +73,8 @@ class GuardedAdamW(torch.optim.AdamW):
 
 
 def build_optimizer(model: nn.Module, optim: OptimConfig) -> GuardedAdamW:
-    """The one optimizer of every engine."""
+    """The one optimizer of every engine; fused where there is a kernel: one pass, not eight."""
+    fused = all(p.device.type in FUSED_ON for p in model.parameters())
     return GuardedAdamW(
-        parameter_groups(model, optim), lr=optim.lr, betas=optim.betas, eps=optim.eps
+        parameter_groups(model, optim), lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=fused
     )

@@ -229,17 +229,26 @@ class _Reader(FileSystemReader):
         return metadata
 
 
-def save_slices(slices: Iterable[Slice], directory: Path) -> None:
+def save_slices(
+    slices: Iterable[Slice], directory: Path, group: dist.ProcessGroup | None = None
+) -> None:
     """Writes what every rank holds; collective where there is a process group.
 
-    Together the ranks' slices must cover each tensor once.
+    Together the ranks' slices must cover each tensor once. In a thread beside the training, `group`
+    must be one that nobody else uses.
 
     Raises:
         CheckpointError: on every rank, as soon as one cannot write.
     """
     writer, planner = FileSystemWriter(directory), _SaveSlices(_Pieces(slices))
     with _quiet(), _plain_errors(directory):
-        save({}, storage_writer=writer, planner=planner, no_dist=not dist.is_initialized())
+        save(
+            {},
+            storage_writer=writer,
+            planner=planner,
+            process_group=group,
+            no_dist=not dist.is_initialized(),
+        )
 
 
 def stored_shapes(directory: Path) -> dict[str, tuple[int, ...]]:

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from leviathan.checkpoint.manifest import MANIFEST, STATE, read_manifest
+from leviathan.config.schema import CheckpointConfig
 from leviathan.console import say
 from leviathan.errors import CheckpointError
 
 CHECKPOINTS = "checkpoints"
-_SAVING, _REMOVING, _DAMAGED = ".saving-", ".removing-", "damaged-"
+SAVING, _REMOVING, _DAMAGED = ".saving-", ".removing-", "damaged-"
 _STEP = re.compile(r"step-(\d{8,})")
 
 
@@ -87,17 +88,19 @@ def read_state(directory: Path, **wanted: type) -> dict[str, Any]:
 def draft_dir(run_dir: Path, step: int) -> Path:
     """Where a checkpoint is written before it exists."""
     final = step_dir(run_dir, step)
-    return final.with_name(_SAVING + final.name)
+    return final.with_name(SAVING + final.name)
 
 
-def prune(run_dir: Path, keep_last: int, step: int) -> None:
-    """Of the complete checkpoints up to the one just saved, removes all but the newest.
+def prune(run_dir: Path, keep: CheckpointConfig, step: int) -> None:
+    """Of the complete checkpoints up to the one just saved, removes all that need not be kept.
 
-    Interrupted, it leaves no false one. One of a later step is none of this run's: it neither
-    counts nor goes.
+    The newest `keep_last` stay, and those of every `keep_every`-th step. Interrupted, it leaves no
+    false one. One of a later step is none of this run's: it neither counts nor goes.
     """
     ours = [path for path in complete_checkpoints(run_dir) if step_of(path) <= step]
-    for directory in ours[:-keep_last]:
+    for directory in ours[: -keep.keep_last]:
+        if keep.keep_every and step_of(directory) % keep.keep_every == 0:
+            continue
         going = directory.with_name(_REMOVING + directory.name)
         shutil.rmtree(going, ignore_errors=True)
         directory.rename(going)
@@ -128,7 +131,7 @@ def tidy(run_dir: Path, step: int) -> None:
     whole = {path.name for path in complete_checkpoints(run_dir) if step_of(path) <= step}
     try:
         for path in sorted(folder.iterdir()) if folder.is_dir() else []:
-            if path.name.startswith((_SAVING, _REMOVING)):
+            if path.name.startswith((SAVING, _REMOVING)):
                 shutil.rmtree(path, ignore_errors=True)
             elif _STEP.fullmatch(path.name) and path.name not in whole:
                 set_aside(path)

@@ -100,10 +100,19 @@ def read_model(directory: Path) -> tuple[CausalLM, RunConfig, dict[str, Any]]:
     """`load_model` of a folder that `whole_checkpoint` gave, which is not verified again."""
     config = read_run_config(directory)
     model = CausalLM(config.model)
+    fill_model(model, directory)
+    return model.eval(), config, read_state(directory, step=int)
+
+
+def fill_model(model: CausalLM, directory: Path) -> None:
+    """Sets the weights of a model on the CPU to a checkpoint's; nothing else of it is read.
+
+    Raises:
+        CheckpointError: it is another model's.
+    """
     weights: dict[str, Tensor] = {
         WEIGHTS + name: parameter.data for name, parameter in model.named_parameters()
     }
     check_tensors(directory, {key: tuple(w.shape) for key, w in weights.items()}, WEIGHTS)
     slices = [Slice(key, tuple(w.shape), 0, w.view(-1)) for key, w in weights.items()]
     load_slices(slices, directory, collective=False)
-    return model.eval(), config, read_state(directory, step=int)

@@ -28,9 +28,10 @@ def _model_at(schema: type[BaseModel], path: Path, data: Any) -> type[BaseModel]
             return None
         models = _models_in(field.annotation)
         kind = data.get("kind") if isinstance(data, Mapping) else None
+        default = [m for m in models if kind is None and m is field.default_factory]
         model = next(
             (m for m in models if "kind" not in m.model_fields or kind == _kind_of(m)),
-            models[0] if len(models) == 1 else None,
+            models[0] if len(models) == 1 else default[0] if default else None,
         )
     return model
 
@@ -52,7 +53,7 @@ def _without_tags(loc: tuple[Any, ...], data: Any, missing: bool) -> Path:
     path: list[str] = []
     for index, key in enumerate(loc):
         is_last = index == len(loc) - 1
-        tagged = isinstance(data, Mapping) and key not in data and data.get("kind") == key
+        tagged = isinstance(data, Mapping) and key not in data and data.get("kind", key) == key
         if tagged and not (is_last and missing):
             continue
         path.append(str(key))

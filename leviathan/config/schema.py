@@ -7,7 +7,7 @@ and are filled in here, so the resolved YAML always states them. What follows fr
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from leviathan.config.embedding import EmbeddingConfig, InputEmbeddingConfig
 from leviathan.config.embedding import LeviathanConfig as LeviathanConfig
@@ -124,22 +124,68 @@ class OptimConfig(Strict):
 
     lr: PositiveFloat = Field(default=1e-3, description="peak learning rate")
     warmup_steps: int = Field(default=0, ge=0)
-    schedule: Literal["cosine", "constant"] = "cosine"
+    schedule: Literal["cosine", "wsd", "constant"] = "cosine"
     final_lr_ratio: float = Field(default=0.1, ge=0, le=1, strict=False)
+    decay_fraction: float = Field(
+        default=0.1, gt=0, le=1, strict=False, description="of all steps, at the end (wsd)"
+    )
     betas: Annotated[tuple[Beta, Beta], Field(strict=False)] = (0.9, 0.999)
     eps: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.0
     grad_clip: PositiveFloat = Field(default=1.0, description="global norm")
+    z_loss: NonNegativeFloat = Field(
+        default=0.0, description="weight of (log Σ exp logits)² in the training loss"
+    )
     max_skipped: PositiveInt = Field(default=20, description="non-finite steps in a row allowed")
 
 
-class DeepSpeedConfig(Strict):
+class EngineConfig(Strict):
+    """What every engine can do."""
+
+    precision: Literal["fp32", "bf16"] = Field(
+        default="fp32", description="bf16 computes in bf16; masters, moments and sums stay fp32"
+    )
+    activation_checkpointing: bool = Field(
+        default=False, description="blocks compute anew in the backward pass: less memory"
+    )
+    compile: bool = Field(default=False, description="torch.compile of the blocks")
+
+
+class DeepSpeedConfig(EngineConfig):
     """DeepSpeed ZeRO. Its JSON is derived from the plan; `extra` is merged into it."""
 
     kind: Literal["deepspeed"] = "deepspeed"
     zero_stage: Literal[0, 1, 2, 3] = 1
-    precision: Literal["fp32", "bf16"] = "fp32"
+    offload_optimizer: bool = Field(
+        default=False, description="masters and moments in the CPU's memory (stages 1–3)"
+    )
     extra: dict[str, Any] = Field(default_factory=dict, description="further DeepSpeed JSON keys")
+
+    @model_validator(mode="after")
+    def _can_offload(self) -> "DeepSpeedConfig":
+        if self.offload_optimizer and self.zero_stage == 0:
+            raise ValueError("offload_optimizer needs zero_stage 1, 2 or 3")
+        return self
+
+
+class Fsdp2Config(EngineConfig):
+    """PyTorch's fully_shard: weights, gradients and moments all cut over the ranks."""
+
+    kind: Literal["fsdp2"] = "fsdp2"
+    replicas: PositiveInt = Field(
+        default=1, description="copies of the model, each cut over 1/replicas of the ranks (HSDP)"
+    )
+
+
+def _deepspeed_by_default(value: Any) -> Any:
+    return {"kind": "deepspeed", **value} if isinstance(value, dict) else value
+
+
+EngineChoice = Annotated[
+    DeepSpeedConfig | Fsdp2Config,
+    Field(discriminator="kind"),
+    BeforeValidator(_deepspeed_by_default),
+]
 
 
 class ParallelConfig(Strict):
@@ -162,6 +208,12 @@ class CheckpointConfig(Strict):
         default=0, ge=0, description="steps; 0 saves at the end and on a signal only"
     )
     keep_last: PositiveInt = 2
+    keep_every: int = Field(
+        default=0, ge=0, description="checkpoints of every so-many-th step are never removed"
+    )
+    background: bool = Field(
+        default=True, description="write while training goes on, from a copy in the CPU's memory"
+    )
 
 
 class RunConfig(Strict):
@@ -169,11 +221,14 @@ class RunConfig(Strict):
 
     run_dir: UserPath
     seed: int = Field(default=1234, ge=0)
+    init_from: UserPath | None = Field(
+        default=None, description="checkpoint or run whose weights step 0 begins with"
+    )
     data: DataConfig
     model: ModelConfig
     train: TrainConfig
     optim: OptimConfig = Field(default_factory=OptimConfig)
-    engine: DeepSpeedConfig = Field(default_factory=DeepSpeedConfig)
+    engine: EngineChoice = Field(default_factory=DeepSpeedConfig)
     parallel: ParallelConfig = Field(default_factory=ParallelConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
 

@@ -10,6 +10,9 @@ from leviathan.data.format import DatasetInfo
 from leviathan.data.mds import Rows, open_split
 from leviathan.data.tokenizer import META_FILE, RANKS_FILE, load_tokenizer
 
+TOKENIZER_FILES = (RANKS_FILE, META_FILE)
+LARGE_TOKENIZER = 4 << 20  # o200k_base's 200,000 ranks
+
 
 @dataclass(frozen=True)
 class Dataset:
@@ -60,5 +63,12 @@ def save_tokenizer(data: DataConfig, folder: Path) -> None:
     if data.format is not None:
         load_tokenizer(data.format.tokenizer).save(folder)
         return
-    for name in (RANKS_FILE, META_FILE):
+    for name in TOKENIZER_FILES:
         shutil.copyfile(data.path / name, folder / name)
+
+
+def tokenizer_bytes(data: DataConfig) -> int:
+    """About how much `save_tokenizer` writes."""
+    if data.format is not None:
+        return LARGE_TOKENIZER
+    return sum((data.path / name).stat().st_size for name in TOKENIZER_FILES)

@@ -17,9 +17,13 @@ def build_engine(model_factory: Callable[[], CausalLM], plan: RunPlan, mesh: Mes
         mesh: the ranks, already connected.
 
     Raises:
-        ConfigError: further DeepSpeed keys (`engine.extra`) that contradict the plan.
+        ConfigError: further DeepSpeed keys (`engine.extra`) that contradict the plan, or a number
+            of replicas that does not divide the ranks.
     """
-    from leviathan.engine.deepspeed import DeepSpeedEngine
+    if plan.config.engine.kind == "fsdp2":
+        from leviathan.engine.fsdp2 import Fsdp2Engine
 
-    engines = {"deepspeed": DeepSpeedEngine}
-    return engines[plan.config.engine.kind](model_factory, plan, mesh)
+        return Fsdp2Engine(model_factory, plan, mesh)
+    from leviathan.engine.deepspeed import DeepSpeedEngine  # takes seconds to import
+
+    return DeepSpeedEngine(model_factory, plan, mesh)

@@ -1,14 +1,18 @@
 """What a training engine is: cut at a whole optimizer step."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
+from leviathan.checkpoint.handle import SaveHandle
 from leviathan.data.stream import Batch
 from leviathan.model.transformer import TokenScores
+from leviathan.parallel.mesh import Mesh
 
 
 @dataclass(frozen=True)
@@ -31,13 +35,6 @@ class ParamState:
     exp_avg_sq: Tensor
 
 
-class SaveHandle:
-    """A save that may still be going on; `wait` returns when it is on the disk."""
-
-    def wait(self) -> None:
-        """Returns when everything is written; raises what the writing raised."""
-
-
 class Engine(Protocol):
     """Every method is collective: all ranks call it together, with the same step in mind."""
 
@@ -53,7 +50,10 @@ class Engine(Protocol):
         ...
 
     def save(self, directory: Path) -> SaveHandle:
-        """Writes weights and moments into an existing folder."""
+        """Writes weights and moments into an existing folder; perhaps in the background.
+
+        What happens to them afterwards is not in it.
+        """
         ...
 
     def load(self, directory: Path) -> None:
@@ -63,3 +63,31 @@ class Engine(Protocol):
     def iter_full_state(self) -> Iterator[ParamState]:
         """Whole parameters with their moments, one at a time, by canonical name."""
         ...
+
+
+def global_targets(microbatches: Sequence[Batch], mesh: Mesh) -> int:
+    """Valid target tokens of a step over all data-parallel ranks. Collective."""
+    return int(mesh.sum(sum(batch.n_targets for batch in microbatches))[0]) // mesh.tp
+
+
+def step_stats(nll: Tensor, squares: float, tokens: int, mesh: Mesh) -> StepStats:
+    """What a step was, before its update is made or left out. Collective.
+
+    The squared norm is at once the finite check: no other reduction is needed for it.
+
+    Args:
+        nll: this rank's sum over targets.
+        squares: this rank's summand of the squared global norm of the gradients.
+        tokens: valid targets of the global batch.
+        mesh: the ranks.
+    """
+    nll_sum, squares_sum = mesh.sum(float(nll) / mesh.tp, squares)
+    finite = math.isfinite(nll_sum) and math.isfinite(squares_sum)
+    norm = math.sqrt(squares_sum) if math.isfinite(squares_sum) else math.inf
+    return StepStats(nll_sum / max(1, tokens), norm, tokens, not finite)
+
+
+def squared_norm(gradients: Sequence[Tensor]) -> float:
+    """Σ g² of all, in fp32 within a tensor and fp64 over them; not finite if one of them is not."""
+    norms = [torch.linalg.vector_norm(g, dtype=torch.float32) for g in gradients]
+    return float(torch.stack(norms).double().square().sum()) if norms else 0.0

@@ -2,7 +2,6 @@
 
 import io
 import logging
-import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,17 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor
 
-from leviathan.checkpoint.boxes import Slice, check_tensors, load_slices, save_slices
-from leviathan.checkpoint.layout import read_state
-from leviathan.checkpoint.load import WEIGHTS
+from leviathan.checkpoint.handle import SaveHandle
 from leviathan.config.plan import RunPlan
+from leviathan.config.schema import DeepSpeedConfig
 from leviathan.data.stream import Batch
 from leviathan.engine import zero
-from leviathan.engine.base import ParamState, SaveHandle, StepStats
+from leviathan.engine.base import ParamState, StepStats, global_targets, squared_norm, step_stats
+from leviathan.engine.blocks import prepare_blocks
 from leviathan.engine.deepspeed_json import deepspeed_json
+from leviathan.engine.shards import ShardedState
 from leviathan.errors import ConfigError
 from leviathan.model.transformer import CausalLM, TokenScores
 from leviathan.optim import build_optimizer
@@ -69,20 +67,33 @@ class DeepSpeedEngine:
     """ZeRO 0–3 over the data-parallel ranks; fp32, or bf16 with fp32 masters."""
 
     def __init__(self, model_factory: Callable[[], CausalLM], plan: RunPlan, mesh: Mesh) -> None:
-        config = deepspeed_json(plan)
+        config, engine = deepspeed_json(plan), plan.config.engine
+        assert isinstance(engine, DeepSpeedConfig)
         deepspeed = _import_deepspeed(mesh.device)
         self._mesh = mesh
-        self._stage = plan.config.engine.zero_stage
         self.optimizer_steps = 0
         model = model_factory()
-        self._shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+        shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+        rounds = engine.precision == "bf16"
+        exact = {n: p.detach().clone() for n, p in model.named_parameters() if rounds}
+        prepare_blocks(model, engine)
         self._adamw = build_optimizer(model, plan.config.optim)
+        # Some of its optimizers take a step on zero gradients while they start: that would decay
+        # the weights and put AdamW's bias correction one step ahead.
+        self._adamw.veto = True
         # bf16 at stage 1 prints its memory while it starts.
-        with redirect_stdout(io.StringIO()), _refused_keys(plan.config.engine.extra):
+        with redirect_stdout(io.StringIO()), _refused_keys(engine.extra):
             self._ds, self._wrapped, _, _ = deepspeed.initialize(
                 model=model, optimizer=self._adamw, config=config
             )
-        self._shards = zero.shards_of(self._ds.module, self._wrapped, self._stage, mesh.dp_rank)
+        self._adamw.veto = False
+        stage, rank = engine.zero_stage, mesh.dp_rank
+        shards = zero.shards_of(self._ds.module, self._wrapped, stage, rank, mesh.dp)
+        background = plan.config.checkpoint.background
+        self._state = ShardedState(shards, shapes, self._adamw, mesh, background)
+        if exact:
+            # DeepSpeed makes the masters from weights that it has rounded already.
+            self._state.fill_weights(exact)
 
     # ------------------------------------------------------------ training
 
@@ -94,8 +105,7 @@ class DeepSpeedEngine:
         each rank's sum is scaled by dp / number.
         """
         mesh = self._mesh
-        valid = sum(batch.n_targets for batch in microbatches)
-        tokens = int(mesh.sum(valid)[0]) // mesh.tp
+        tokens = global_targets(microbatches, mesh)
         scale = mesh.dp / max(1, tokens)
         for group in self._adamw.param_groups:
             group["lr"] = lr
@@ -107,24 +117,21 @@ class DeepSpeedEngine:
             loss_sum = self._ds(batch.input_ids, batch.targets, batch.unique_ids, batch.inverse)
             nll += loss_sum.detach()
             self._ds.backward(loss_sum * scale, scale_wrt_gas=False)
-        nll_sum, squares = mesh.sum(float(nll) / mesh.tp, self._gradient_squares())
-        finite = math.isfinite(nll_sum) and math.isfinite(squares)
-        self._adamw.veto = not finite
+        stats = step_stats(nll, self._gradient_squares(), tokens, mesh)
+        self._adamw.veto = stats.skipped
         self._ds.step()
         self._adamw.veto = False
-        self.optimizer_steps += finite
-        norm = math.sqrt(squares) if math.isfinite(squares) else math.inf
-        return StepStats(nll_sum / max(1, tokens), norm, tokens, not finite)
+        self.optimizer_steps += not stats.skipped
+        return stats
 
     def _gradient_squares(self) -> float:
-        """This rank's summand of the squared global gradient norm; not finite if a gradient is not.
+        """This rank's summand of the squared global gradient norm.
 
-        DeepSpeed looks for infinities in some stages and precisions only, so this is also the
-        finite check: one number, which needs no further reduction of its own.
+        DeepSpeed looks for infinities in some stages and precisions only, so this serves as the
+        finite check of all.
         """
         gradients, replicated = zero.reduced_gradients(self._ds.module, self._wrapped)
-        norms = [torch.linalg.vector_norm(g, dtype=torch.float32) for g in gradients]
-        squares = float(torch.stack(norms).double().square().sum()) if norms else 0.0
+        squares = squared_norm(gradients)
         return squares / self._mesh.dp if replicated else squares
 
     @torch.no_grad()
@@ -139,51 +146,14 @@ class DeepSpeedEngine:
     # ------------------------------------------------------------ state
 
     def save(self, directory: Path) -> SaveHandle:
-        """Every rank writes the boxes it holds; replicas share the writing."""
-        save_slices(self._slices(divide_replicas=True), directory)
-        return SaveHandle()
+        """See `ShardedState.save`."""
+        return self._state.save(directory)
 
     def load(self, directory: Path) -> None:
-        """Fills masters and moments from a checkpoint of any layout.
-
-        Raises:
-            CheckpointError: the checkpoint is of another model.
-        """
-        expected = {
-            prefix + name: shape
-            for name, shape in self._shapes.items()
-            for prefix in (WEIGHTS, *(f"optim.{key}." for key in zero.MOMENTS))
-        }
-        with self._mesh.together():
-            check_tensors(directory, expected)
-            self.optimizer_steps = read_state(directory, optimizer_steps=int)["optimizer_steps"]
-        load_slices(self._slices(divide_replicas=False), directory)
-        zero.set_step(self._adamw, self._shards, self.optimizer_steps)
+        """See `ShardedState.load`."""
+        self.optimizer_steps = self._state.load(directory)
         zero.masters_to_model(self._wrapped)
 
-    def _slices(self, divide_replicas: bool) -> Iterator[Slice]:
-        for shard in self._shards:
-            first, last = 0, shard.count
-            if shard.replicated and divide_replicas:
-                rank, dp = self._mesh.dp_rank, self._mesh.dp
-                first, last = shard.count * rank // dp, shard.count * (rank + 1) // dp
-            for key, flat in self._tensors(shard).items():
-                yield Slice(key + shard.name, shard.shape, shard.start + first, flat[first:last])
-
-    def _tensors(self, shard: zero.Shard) -> dict[str, Tensor]:
-        """Checkpoint prefix → flat view of what is held."""
-        moments = {f"optim.{k}.": shard.moment(self._adamw, k) for k in zero.MOMENTS}
-        return {WEIGHTS: shard.weight, **moments}
-
     def iter_full_state(self) -> Iterator[ParamState]:
-        """Whole fp32 parameters and moments, assembled one parameter at a time."""
-        held = {shard.name: shard for shard in self._shards}
-        for name, shape in self._shapes.items():
-            whole = torch.zeros(3, math.prod(shape), device=self._mesh.device)
-            shard = held.get(name)
-            if shard is not None:
-                for row, flat in zip(whole, self._tensors(shard).values(), strict=True):
-                    row[shard.start : shard.start + shard.count] = flat
-            if shard is None or not shard.replicated:
-                dist.all_reduce(whole)  # the slices do not overlap: adding zeros is exact
-            yield ParamState(name, *whole.cpu().view(3, *shape))
+        """See `ShardedState.iter_full_state`."""
+        return self._state.iter_full_state()

@@ -4,6 +4,7 @@ import copy
 from typing import Any
 
 from leviathan.config.plan import RunPlan
+from leviathan.config.schema import DeepSpeedConfig
 from leviathan.errors import ConfigError
 
 # Keys that would take over what the rest of the program decides: → where to say it instead.
@@ -26,6 +27,7 @@ def deepspeed_json(plan: RunPlan) -> dict[str, Any]:
         ConfigError: a key of `engine.extra` contradicts what follows from the plan, or cannot be.
     """
     engine, optim = plan.config.engine, plan.config.optim
+    assert isinstance(engine, DeepSpeedConfig)
     derived: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": plan.config.train.micro_batch_size,
         "gradient_accumulation_steps": plan.micro_batches,
@@ -38,6 +40,9 @@ def deepspeed_json(plan: RunPlan) -> dict[str, Any]:
     if engine.precision == "bf16" and engine.zero_stage > 0:
         # Stage 0 has no fp32 accumulation of bf16 gradients.
         derived["data_types"] = {"grad_accum_dtype": "fp32"}
+    if engine.offload_optimizer:
+        derived["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
+        derived["zero_force_ds_cpu_optimizer"] = False  # as untested as above
     for key, instead in RESERVED.items():
         if key in engine.extra:
             raise ConfigError(

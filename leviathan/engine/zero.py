@@ -6,75 +6,32 @@ is what `deepspeed.initialize` made of our optimizer.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from leviathan.optim import GuardedAdamW
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
+from leviathan.engine.shards import Shard
 
 
-@dataclass(frozen=True)
-class Shard:
-    """The part of one parameter that this rank's AdamW updates."""
-
-    name: str
-    shape: tuple[int, ...]
-    start: int  # of the flattened parameter
-    count: int
-    master: Tensor  # fp32, any shape: what AdamW knows as a parameter
-    offset: int  # of the flattened master
-    replicated: bool  # every rank holds the same
-
-    @property
-    def weight(self) -> Tensor:
-        """[count] view of the fp32 master."""
-        return self._cut(self.master.detach())
-
-    def moment(self, optimizer: GuardedAdamW, key: str) -> Tensor:
-        """[count] view of one of AdamW's moments, made where there is none yet."""
-        return self._cut(_state_of(optimizer, self.master)[key])
-
-    def _cut(self, whole: Tensor) -> Tensor:
-        return whole.view(-1).narrow(0, self.offset, self.count)
-
-
-def _state_of(optimizer: GuardedAdamW, master: Tensor) -> dict[str, Tensor]:
-    """AdamW's state of a master; before its first step as AdamW would begin it."""
-    state = optimizer.state[master]
-    if not state:
-        state["step"] = torch.tensor(0.0)
-        for key in MOMENTS:
-            state[key] = torch.zeros_like(master, requires_grad=False)
-    return state
-
-
-def set_step(optimizer: GuardedAdamW, shards: list[Shard], step: int) -> None:
-    """Tells AdamW how many updates went before, for its bias correction."""
-    for shard in shards:
-        _state_of(optimizer, shard.master)["step"].fill_(float(step))
-
-
-def shards_of(module: nn.Module, wrapped: Any, stage: int, rank: int) -> list[Shard]:
+def shards_of(module: nn.Module, wrapped: Any, stage: int, rank: int, ranks: int) -> list[Shard]:
     """This rank's shards, in the order of `named_parameters`."""
     if stage == 3:
         return list(_stage_three(module, wrapped, rank))
     if stage in (1, 2):
         return list(_stages_one_and_two(module, wrapped))
-    return list(_stage_zero(module, wrapped))
+    return list(_stage_zero(module, wrapped, rank, ranks))
 
 
-def _stage_zero(module: nn.Module, wrapped: Any) -> Iterator[Shard]:
+def _stage_zero(module: nn.Module, wrapped: Any, rank: int, ranks: int) -> Iterator[Shard]:
     """Plain AdamW in fp32; in bf16 DeepSpeed's wrapper keeps an fp32 copy of each parameter."""
     masters = {}
     if hasattr(wrapped, "fp32_groups"):
         for low, high in zip(wrapped.fp16_groups, wrapped.fp32_groups, strict=True):
             masters |= {id(p): master for p, master in zip(low, high, strict=True)}
     for name, p in module.named_parameters():
-        yield Shard(name, tuple(p.shape), 0, p.numel(), masters.get(id(p), p), 0, True)
+        master = masters.get(id(p), p)
+        yield Shard(name, tuple(p.shape), 0, p.numel(), master, 0, copy=rank, copies=ranks)
 
 
 def _stages_one_and_two(module: nn.Module, wrapped: Any) -> Iterator[Shard]:
@@ -85,7 +42,7 @@ def _stages_one_and_two(module: nn.Module, wrapped: Any) -> Iterator[Shard]:
         if mapping is not None:
             ours, master = mapping.lp_fragment_address, mapping.hp_fragment_address
             flat = wrapped.optimizer.param_groups[mapping.param_group_index]["params"][0]
-            yield Shard(name, tuple(p.shape), ours.start, ours.numel, flat, master.start, False)
+            yield Shard(name, tuple(p.shape), ours.start, ours.numel, flat, master.start)
 
 
 def _stage_three(module: nn.Module, wrapped: Any, rank: int) -> Iterator[Shard]:
@@ -96,14 +53,19 @@ def _stage_three(module: nn.Module, wrapped: Any, rank: int) -> Iterator[Shard]:
         start = min(rank * padded, p.ds_numel)
         count = min(padded, p.ds_numel - start)
         flat = wrapped.fp32_partitioned_groups_flat[group]
-        yield Shard(name, tuple(p.ds_shape), start, count, flat, offset, False)
+        yield Shard(name, tuple(p.ds_shape), start, count, flat, offset)
 
 
 def reduced_gradients(module: nn.Module, wrapped: Any) -> tuple[list[Tensor], bool]:
     """After the last backward pass of a step: its gradients, and whether all ranks hold the same.
 
-    Sharded lists may hold padding, which is zero.
+    Sharded lists may hold padding, which is zero. With the optimizer on the CPU, the masters there
+    have got them already.
     """
+    if getattr(wrapped, "cpu_offload", False):
+        return [p.grad for p in wrapped.single_partition_of_fp32_groups], False
+    if getattr(wrapped, "offload_optimizer", False):
+        return [p.grad for p in wrapped.fp32_partitioned_groups_flat], False
     if hasattr(wrapped, "averaged_gradients"):
         shards = wrapped.averaged_gradients.values()
         return [g for group in shards for g in group or () if g is not None], False

@@ -101,8 +101,8 @@ def frequency_table(result: dict[str, Any]) -> str:
 
 
 def _label(loaded: Loaded, taken: Sequence[str]) -> str:
-    kind = loaded.config.model.embedding.kind
-    name = kind if kind not in taken else f"{kind} {loaded.config.run_dir.name}"
+    kind = loaded.model_config.embedding.kind
+    name = kind if kind not in taken else f"{kind} {loaded.name}"
     return name if name not in taken else f"{name} #{len(taken) + 1}"
 
 

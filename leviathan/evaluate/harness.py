@@ -9,7 +9,10 @@ The only module that imports lm_eval. Rules that the scores follow:
 """
 
 import difflib
-from collections.abc import Sequence
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,21 +27,25 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.evaluator import evaluate
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
-from rich.table import Table
 
-from leviathan.console import as_text, progress_bar, say
+from leviathan.console import progress_bar, say
+from leviathan.data.files import check_folder
 from leviathan.data.tokenizer import Tokenizer
 from leviathan.errors import ConfigError, DataError
-from leviathan.evaluate.choices import check_task_files
+from leviathan.evaluate.definitions import defined, definitions
 from leviathan.evaluate.offline import dataset_cache, offline
+from leviathan.evaluate.results import plain, results_table, voided
 from leviathan.evaluate.rows import Pair, RowScorer
-from leviathan.evaluate.scoring import open_checkpoint
+from leviathan.evaluate.scoring import open_checkpoint, write_json
+from leviathan.evaluate.text_stream import TextStream
 from leviathan.model.transformer import CausalLM
+
+__all__ = ["LeviathanLM", "results_table", "run_tasks"]
 
 Request = tuple[Any, list[int], list[int]]  # (key, context ids, continuation ids)
 
-TASKS = Path(__file__).parents[2] / "eval"  # a stage folder of the repository, not of the package
-TASK_DATA = "${task_data}"  # stands for --task-data in a task's YAML
+RESULTS, SAMPLES = "lm_eval.json", "lm_eval_{}.jsonl"
+BUILTIN = Path(lm_eval.__file__).parent / "tasks"
 FEWSHOT_SEED = 1234
 DEFAULT_NEW_TOKENS = 256
 
@@ -48,9 +55,9 @@ class LeviathanLM(TemplateLM):
 
     Attributes:
         rows: scores token ids; counts the contexts that it had to cut.
-        spanning: requests in which a token spans the border of context and continuation, so that
-            the two were encoded apart.
+        spanning: requests in which a token spans the border of context and continuation.
         not_finite: names of the tasks in which a log-likelihood came out as no finite number.
+        rolled: summed log-likelihood and tokens of whole texts, by task.
     """
 
     def __init__(self, model: CausalLM, tokenizer: Tokenizer, batch_size: int = 8) -> None:
@@ -59,6 +66,7 @@ class LeviathanLM(TemplateLM):
         self.rows = RowScorer(model, tokenizer.end_of_text, batch_size)
         self.spanning = 0
         self.not_finite: set[str] = set()
+        self.rolled: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
 
     @property
     def eot_token_id(self) -> int:
@@ -72,12 +80,17 @@ class LeviathanLM(TemplateLM):
         return self.encoding.encode(string)
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        stripped = context.rstrip()
+        """As lm-eval cuts it, so that its own models agree: what the whole has more than the
+        context. Where a token spans the border that is less than the continuation, and it may be
+        nothing; then alone the two are encoded apart.
+        """
         context_ids, continuation_ids = super()._encode_pair(context, continuation)
         whole = context_ids + continuation_ids
         if not continuation_ids or self.encoding.encode(context + continuation) != whole:
             self.spanning += 1
-            continuation_ids = self.encoding.encode(context[len(stripped) :] + continuation)
+        if not continuation_ids:
+            blanks = context[len(context.rstrip()) :]
+            continuation_ids = self.encoding.encode(blanks + continuation)
         return [self.prefix_token_id, *context_ids], continuation_ids
 
     def loglikelihood(
@@ -95,6 +108,10 @@ class LeviathanLM(TemplateLM):
         windows = [self.rolling_windows(request.args[0]) for request in requests]
         scores = iter(self.rows.score([pair for own in windows for pair in own]))
         totals = [sum(next(scores)[0] for _ in own) for own in windows]
+        for request, total, own in zip(requests, totals, windows, strict=True):
+            sums = self.rolled[request.task_name or "unnamed task"]
+            sums[0] += total
+            sums[1] += sum(len(scored) for _, scored in own)
         self._flag(requests, totals)
         return totals
 
@@ -119,36 +136,44 @@ class LeviathanLM(TemplateLM):
         Raises:
             ConfigError: the task asks for sampling.
         """
-        texts = []
-        with progress_bar("Generating", total=len(requests)) as bar:
-            for request in requests:
-                context, options = request.arguments
-                if options.get("do_sample") and options.get("temperature", 1):
-                    raise ConfigError(
-                        f"task {request.task_name} asks for sampling (do_sample); only greedy "
-                        "generation is available: set do_sample: false in its YAML"
-                    )
-                until = options.get("until") or []
-                stops = [until] if isinstance(until, str) else list(until)
-                texts.append(
-                    self._generate(context, stops, options.get("max_gen_toks", DEFAULT_NEW_TOKENS))
+        streams, contexts, lengths = [], [], []
+        for request in requests:
+            context, options = request.arguments
+            if options.get("do_sample") and options.get("temperature", 1):
+                raise ConfigError(
+                    f"task {request.task_name} asks for sampling (do_sample); only greedy "
+                    "generation is available: set do_sample: false in its YAML"
                 )
-                bar.advance()
-        return texts
+            until = options.get("until") or []
+            streams.append(TextStream(self.encoding, [until] if isinstance(until, str) else until))
+            contexts.append([self.prefix_token_id, *self.encoding.encode(context)])
+            lengths.append(int(options.get("max_gen_toks", DEFAULT_NEW_TOKENS)))
+        with progress_bar("Generating", total=len(requests)) as bar:
+            for batch in self._alike(contexts, lengths):
+                self._generate(
+                    [contexts[i] for i in batch], [streams[i] for i in batch], lengths[batch[0]]
+                )
+                bar.advance(len(batch))
+        return [stream.text for stream in streams]
 
-    def _generate(self, context: str, stops: Sequence[str], new_tokens: int) -> str:
-        made, text = [], ""
-        for token in self.rows.generate(
-            [self.prefix_token_id, *self.encoding.encode(context)], new_tokens
-        ):
-            if token == self.eot_token_id:
-                break
-            made.append(token)
-            text = self.encoding.decode(made)
-            found = [text.index(stop) for stop in stops if stop and stop in text]
-            if found:
-                return text[: min(found)]
-        return text
+    def _alike(self, contexts: Sequence[list[int]], lengths: list[int]) -> Iterator[list[int]]:
+        """Batches of requests for as many new tokens and with contexts of like length."""
+        order = sorted(range(len(contexts)), key=lambda i: (lengths[i], -len(contexts[i])))
+        while order:
+            same = [i for i in order[: self.rows.batch_size] if lengths[i] == lengths[order[0]]]
+            yield same
+            del order[: len(same)]
+
+    def _generate(
+        self, contexts: Sequence[list[int]], streams: Sequence[TextStream], new_tokens: int
+    ) -> None:
+        def on_token(row: int, token: int) -> bool:
+            streams[row].add(token)
+            return not streams[row].stopped
+
+        self.rows.generate(contexts, new_tokens, self.eot_token_id, on_token)
+        for stream in streams:
+            stream.end()
 
     def _flag(self, requests: Sequence[Instance], values: Sequence[float]) -> None:
         for request, value in zip(requests, values, strict=True):
@@ -162,19 +187,22 @@ def run_tasks(
     task_data: Path | None = None,
     limit: int | None = None,
     batch_size: int = 8,
+    out: Path | None = None,
 ) -> dict[str, Any]:
     """Runs lm-eval tasks on a checkpoint and files `lm_eval.json` beside the run.
 
     Args:
-        checkpoint: whatever `resolve_checkpoint` takes.
+        checkpoint: whatever `resolve_checkpoint` takes, or a Hugging Face Llama folder.
         tasks: names, of `eval/*.yaml` or of lm-eval's own tasks.
-        task_data: folder with the files that tasks of `eval/` read; given, the network is not used.
+        task_data: folder with the tasks' files; given, the network is not used.
         limit: samples a task; None takes all.
         batch_size: sequences at once.
+        out: a folder for `lm_eval.json` and each task's samples, one JSON object a line.
 
     Returns:
         lm-eval's results, and under "leviathan" what it does not say: the checkpoint, how many
-        contexts were cut, and tasks whose scores were not finite (their metrics are null).
+        contexts were cut, loss per token of whole texts, and tasks whose scores were not finite
+        (their metrics are null).
 
     Raises:
         CheckpointError: no whole checkpoint there.
@@ -185,73 +213,67 @@ def run_tasks(
         raise ConfigError("no task is named: give --tasks, as in `--tasks next_line`")
     if limit is not None and limit < 1:
         raise ConfigError(f"--limit {limit}: expected 1 or more samples a task")
-    own = _own_tasks(tasks, task_data)
+    if out is not None:
+        check_folder(out)
+    own = definitions(tasks, task_data, BUILTIN)
     loaded = open_checkpoint(checkpoint)
     model = LeviathanLM(loaded.model, loaded.tokenizer, batch_size)
-    network = nullcontext() if task_data is None else offline()
-    with TemporaryDirectory() as scratch, network:
-        found = _load_tasks(list(tasks), own, Path(scratch))
-        for task in found["tasks"].values():
-            if task.get_config("num_fewshot") is None:
-                task.set_config(key="num_fewshot", value=0)
-            task.set_fewshot_seed(seed=FEWSHOT_SEED)
-        results = evaluate(model, found, limit=limit, log_samples=False, bootstrap_iters=1_000)
-    assert results is not None
-    for task in model.not_finite:
+    result, samples = evaluate_model(model, tasks, own, task_data is not None, limit)
+    for task in sorted(model.not_finite):
         say(f"{task}: the model gave scores that are not finite; its metrics are void", "bold red")
-    result = _plain(results)
     for task in model.not_finite & result["results"].keys():
-        result["results"][task] = _voided(result["results"][task])
+        result["results"][task] = voided(result["results"][task])
     result["leviathan"] = {
         **loaded.identity,
         "lm_eval": getattr(lm_eval, "__version__", None),
         "truncated_contexts": model.rows.truncated,
         "spanning_tokens": model.spanning,
+        "rolling": {task: _per_token(*sums) for task, sums in model.rolled.items()},
         "not_finite": sorted(model.not_finite),
         "limit": limit,
         "batch_size": batch_size,
     }
-    loaded.file("lm_eval.json", result)
+    loaded.file(RESULTS, result)
+    if out is not None:
+        write_json(out / RESULTS, result)
+        for task, lines in samples.items():
+            text = "".join(json.dumps(plain(line), ensure_ascii=False) + "\n" for line in lines)
+            (out / SAMPLES.format(task)).write_text(text, encoding="utf-8")
     return result
 
 
-def results_table(result: dict[str, Any]) -> str:
-    """lm-eval's results as a short table: task, metric, value ± standard error, samples."""
-    table = Table(title="lm-eval", title_justify="left")
-    for head in ("task", "metric", "value", "± stderr", "samples"):
-        table.add_column(head, justify="left" if head in ("task", "metric") else "right")
-    for task, metrics in result["results"].items():
-        samples = (result.get("n-samples") or {}).get(task, {}).get("effective", "")
-        for key, value in metrics.items():
-            metric, _, filtered = key.partition(",")
-            if not filtered or metric.endswith("_stderr"):
-                continue
-            error = metrics.get(f"{metric}_stderr,{filtered}")
-            shown = f"{value:.4f}" if isinstance(value, float | int) else "not a number"
-            spread = f"{error:.4f}" if isinstance(error, float | int) else ""
-            table.add_row(task, metric, shown, spread, str(samples))
-    return as_text(table)
+def evaluate_model(
+    model: Any, tasks: Sequence[str], own: dict[str, str], local: bool, limit: int | None = None
+) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    """Runs tasks on anything that lm-eval takes for a model.
+
+    Args:
+        model: a `LeviathanLM`, or a model of lm-eval's own to compare with.
+        tasks: names.
+        own: what `definitions` gave.
+        local: keep off the network.
+        limit: samples a task; None takes all.
+
+    Returns:
+        lm-eval's results as JSON values, and by task its samples with every log-likelihood.
+    """
+    with TemporaryDirectory() as scratch, offline() if local else nullcontext():
+        found = _load_tasks(list(tasks), own, Path(scratch))
+        for task in found["tasks"].values():
+            if task.get_config("num_fewshot") is None:
+                task.set_config(key="num_fewshot", value=0)
+            task.set_fewshot_seed(seed=FEWSHOT_SEED)
+        results = evaluate(model, found, limit=limit, log_samples=True, bootstrap_iters=1_000)
+    assert results is not None
+    samples: Any = results.pop("samples", {})
+    return plain(results), samples
 
 
-def _own_tasks(names: Sequence[str], task_data: Path | None) -> dict[str, str]:
-    """The definitions of those tasks that `eval/` has, their files found and read through."""
-    own: dict[str, str] = {}
-    for name in names:
-        file = TASKS / f"{name}.yaml"
-        if name not in _defined():
-            continue
-        if task_data is None:
-            raise ConfigError(
-                f"task {name} reads files: give the folder they lie in with --task-data DIR"
-            )
-        text = file.read_text(encoding="utf-8")
-        own[name] = text.replace(TASK_DATA, str(Path(task_data).resolve()))
-        check_task_files(own[name])
-    return own
-
-
-def _defined() -> list[str]:
-    return sorted(file.stem for file in TASKS.glob("*.yaml"))
+def _per_token(loglikelihood: float, tokens: float) -> dict[str, Any]:
+    """Loss of whole texts by token, which compares models of one tokenizer."""
+    nats = -loglikelihood / max(1, tokens)
+    perplexity = math.exp(nats) if nats < 700 else None
+    return plain({"tokens": int(tokens), "nats_per_token": nats, "perplexity": perplexity})
 
 
 def _load_tasks(names: list[str], own: dict[str, str], scratch: Path) -> Any:
@@ -261,10 +283,10 @@ def _load_tasks(names: list[str], own: dict[str, str], scratch: Path) -> Any:
     manager = TaskManager(include_path=scratch, include_defaults=not own.keys() >= set(names))
     for name in names:
         if name not in manager.task_index:
-            near = difflib.get_close_matches(name, [*_defined(), *manager.all_tasks], n=1)
+            near = difflib.get_close_matches(name, [*defined(), *manager.all_tasks], n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise ConfigError(
-                f"no task {name!r}; {hint}eval/ defines {', '.join(_defined()) or 'none'}, and "
+                f"no task {name!r}; {hint}eval/ defines {', '.join(defined()) or 'none'}, and "
                 "lm-eval's own are listed by `lm-eval ls tasks`"
             )
     datasets.disable_progress_bars()  # small files; their bars would only blur ours
@@ -273,22 +295,3 @@ def _load_tasks(names: list[str], own: dict[str, str], scratch: Path) -> Any:
             return manager.load(names)
     except (OSError, datasets.exceptions.DatasetsError) as error:
         raise DataError(f"cannot read the data of {', '.join(names)}: {error}") from error
-
-
-def _plain(value: Any) -> Any:
-    """lm-eval's results as JSON values: functions become their names, no NaN."""
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set):
-        return [_plain(item) for item in value]
-    if isinstance(value, float):
-        return value if torch.isfinite(torch.tensor(value)) else None
-    if value is None or isinstance(value, str | int):
-        return value
-    if hasattr(value, "item"):
-        return _plain(value.item())
-    return getattr(value, "__name__", str(value))
-
-
-def _voided(metrics: dict[str, Any]) -> dict[str, Any]:
-    return {key: None if isinstance(value, float) else value for key, value in metrics.items()}

@@ -9,11 +9,16 @@ from rich.table import Table
 
 from leviathan.console import as_text
 from leviathan.data.tokenizer import Tokenizer
+from leviathan.errors import ConfigError
 from leviathan.evaluate.scoring import data_identity, open_checkpoint, open_data, score_split
 
 
 def perplexity(
-    checkpoint: Path, data: Path, split: str = "val", batch_size: int = 8
+    checkpoint: Path,
+    data: Path,
+    split: str = "val",
+    batch_size: int = 8,
+    stride: int | None = None,
 ) -> dict[str, Any]:
     """Scores every target of a split once and files the result beside the run.
 
@@ -25,6 +30,8 @@ def perplexity(
         data: a prepared data set.
         split: `val` or `train`.
         batch_size: sequences at once.
+        stride: move the window by so many tokens, 1 to the context's length; left out, rows are
+            scored as they are trained on, the first token of each with none before it.
 
     Returns:
         `nats_per_token`, `perplexity`, `bits_per_byte`, `tokens`, `bytes`, `by_subset` (the same
@@ -32,14 +39,20 @@ def perplexity(
 
     Raises:
         CheckpointError: no whole checkpoint there.
+        ConfigError: a stride longer than the context.
         DataError: the data set is damaged, empty, or does not fit the model.
     """
     loaded = open_checkpoint(checkpoint)
     info = open_data(loaded, data, split)
+    if stride is not None and not 1 <= stride <= info.seq_len:
+        raise ConfigError(
+            f"--stride {stride}: expected 1 to the context's {info.seq_len} tokens, "
+            f"{max(1, info.seq_len // 4)} for instance"
+        )
     lengths = token_bytes(loaded.tokenizer)
     subsets = len(info.subsets)
     nats, tokens, octets = np.zeros(subsets), np.zeros(subsets), np.zeros(subsets)
-    for scored in score_split(loaded, info, data, split, batch_size, "Perplexity"):
+    for scored in score_split(loaded, info, data, split, batch_size, "Perplexity", stride):
         nats += np.bincount(scored.subsets, scored.nll, subsets)
         tokens += np.bincount(scored.subsets, minlength=subsets)
         octets += np.bincount(scored.subsets, lengths[scored.targets], subsets)
@@ -51,18 +64,22 @@ def perplexity(
     result = {
         **_figures(nats.sum(), tokens.sum(), octets.sum()),
         "by_subset": by_subset,
+        "stride": stride,
         "data": data_identity(info, data, split),
         **loaded.identity,
     }
     # The report is about held-out text; a training-split figure must not stand in its place.
-    loaded.file("perplexity.json" if split == "val" else f"perplexity_{split}.json", result)
+    # Nor may one with more text before each token.
+    name = "perplexity" + ("" if split == "val" else f"_{split}")
+    loaded.file(f"{name}.json" if stride is None else f"{name}_stride_{stride}.json", result)
     return result
 
 
 def perplexity_table(result: dict[str, Any]) -> str:
     """The result as text: the whole split first, then its subsets."""
     split, step = result["data"]["split"], result["step"]
-    table = Table(title=f"Step {step:,} on the {split} split", title_justify="left")
+    name = Path(result["checkpoint"]).name if step is None else f"Step {step:,}"
+    table = Table(title=f"{name} on the {split} split", title_justify="left")
     for head in ("", "nats per token", "perplexity", "bits per byte", "tokens"):
         table.add_column(head, justify="right" if head else "left")
     for name, figures in {"all": result, **result["by_subset"]}.items():

@@ -3,9 +3,12 @@
 from collections.abc import Iterator, Sequence
 
 import torch
+from torch import Tensor
 
 from leviathan.console import progress_bar
 from leviathan.errors import DataError
+from leviathan.model.decode import OnToken, generate, materialised
+from leviathan.model.head import TokenScores
 from leviathan.model.transformer import IGNORE, CausalLM
 
 Pair = tuple[list[int], list[int]]  # (context ids, ids to score)
@@ -19,7 +22,7 @@ class RowScorer:
     """
 
     def __init__(self, model: CausalLM, padding: int, batch_size: int) -> None:
-        self.model = model.eval()
+        self.model = materialised(model.eval())  # one look-up a token from here on
         self.padding = padding
         self.batch_size = batch_size
         self.max_length = model.config.seq_len
@@ -45,15 +48,17 @@ class RowScorer:
                 bar.advance(len(batch))
         return [results[index] for index in range(len(rows))]
 
-    def generate(self, context: list[int], new_tokens: int) -> Iterator[int]:
-        """Greedy ids after a context, at most `new_tokens`, one by one; the context is not kept."""
+    def generate(
+        self, contexts: Sequence[list[int]], new_tokens: int, end: int, on_token: OnToken
+    ) -> None:
+        """Greedy continuations, one batch; see `leviathan.model.decode.generate`.
+
+        A context is cut so that `new_tokens` fit behind it, if the model has room for them at all.
+        """
         room = max(1, self.max_length - new_tokens)
-        self.truncated += len(context) > room
-        ids = context[-room:]
-        for _ in range(new_tokens):
-            window = torch.tensor([ids[-self.max_length :]], device=self.device)
-            ids.append(int(self.model.logits(window)[0, -1].argmax()))
-            yield ids[-1]
+        self.truncated += sum(len(context) > room for context in contexts)
+        rows = [context[-room:] for context in contexts]
+        generate(self.model, rows, new_tokens, end, on_token)
 
     def _row(self, context: list[int], continuation: list[int]) -> tuple[list[int], int]:
         """Ids of one row, and how many at its end are scored."""
@@ -74,7 +79,20 @@ class RowScorer:
             row, end = torch.tensor(ids), len(ids) - 1
             inputs[number, :end] = row[:-1]
             targets[number, end - scored : end] = row[len(ids) - scored :]
-        scores = self.model.score(inputs.to(self.device), targets.to(self.device))
+        scores = self._scores(inputs.to(self.device), targets.to(self.device))
         total = -scores.nll.double().sum(1)  # [B]
         greedy = scores.is_greedy.sum(1).cpu() == (targets != IGNORE).sum(1)
         return zip(total.tolist(), greedy.tolist(), strict=True)
+
+    @torch.no_grad()
+    def _scores(self, inputs: Tensor, targets: Tensor) -> TokenScores:
+        """As the model's `score`, but with logits for the scored places alone: of a context with
+        four short answers that is a small part of them.
+        """
+        counts = targets != IGNORE
+        hidden = self.model.hidden(inputs)[counts].unsqueeze(0)  # [1, N, D]
+        found = self.model.lm_head(hidden, targets[counts].unsqueeze(0), "scores")
+        nll = torch.zeros(targets.shape, dtype=found.nll.dtype, device=targets.device)
+        greedy = torch.zeros_like(counts)
+        nll[counts], greedy[counts] = found.nll[0], found.is_greedy[0]
+        return TokenScores(nll, greedy)

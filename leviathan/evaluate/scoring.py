@@ -11,29 +11,41 @@ import torch
 
 from leviathan.checkpoint.layout import CHECKPOINTS, step_of
 from leviathan.checkpoint.load import read_model, read_run_config, whole_checkpoint
-from leviathan.config.schema import RunConfig
+from leviathan.config.schema import ModelConfig
 from leviathan.console import progress_bar
 from leviathan.data.files import check_folder, write_atomic
 from leviathan.data.format import DatasetInfo
 from leviathan.data.stream import check_fits, eval_batches
 from leviathan.data.tokenizer import Tokenizer, load_tokenizer
-from leviathan.errors import DataError
+from leviathan.errors import CheckpointError, DataError
+from leviathan.evaluate.llama_folder import (
+    is_llama_folder,
+    read_llama_config,
+    read_llama_model,
+    read_llama_tokenizer,
+)
+from leviathan.evaluate.strided import strided
 from leviathan.model.accounting import account
 from leviathan.model.transformer import IGNORE, CausalLM
 
 
 @dataclass(frozen=True)
 class Described:
-    """A checkpoint, all but its weights."""
+    """A checkpoint or a Llama folder, all but its weights.
+
+    Attributes:
+        directory: where it lies.
+        name: of the run, or of the folder.
+        model_config: the model's shape.
+        tokenizer: the one it was trained with.
+        step: optimizer steps behind the weights; None for a Llama folder.
+    """
 
     directory: Path
-    config: RunConfig
+    name: str
+    model_config: ModelConfig
     tokenizer: Tokenizer
-
-    @property
-    def step(self) -> int:
-        """Optimizer steps behind the weights."""
-        return step_of(self.directory)
+    step: int | None
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -41,7 +53,7 @@ class Described:
         return {
             "checkpoint": str(self.directory),
             "step": self.step,
-            "parameters": asdict(account(self.config.model)),
+            "parameters": asdict(account(self.model_config)),
         }
 
     def result_dir(self) -> Path | None:
@@ -68,12 +80,27 @@ class Loaded(Described):
 def describe(path: Path) -> Described:
     """What can be said of a checkpoint, and refused, before its weights are read.
 
+    Args:
+        path: whatever `resolve_checkpoint` takes, or a Hugging Face Llama folder.
+
     Raises:
         CheckpointError: missing, incomplete or damaged.
         DataError: its tokenizer is damaged, or its run folder takes no results.
     """
+    if is_llama_folder(path):
+        folder = Path(path).resolve()
+        config = read_llama_config(folder)
+        tokenizer = read_llama_tokenizer(folder)
+        if tokenizer.vocab_size > config.vocab_size:
+            raise CheckpointError(
+                f"{folder}: the tokenizer has {tokenizer.vocab_size:,} ids, the model "
+                f"{config.vocab_size:,}: they do not belong together"
+            )
+        return Described(folder, folder.name, config, tokenizer, None)
     directory = whole_checkpoint(Path(path)).resolve()
-    found = Described(directory, read_run_config(directory), load_tokenizer(directory))
+    run = read_run_config(directory)
+    step, tokenizer = step_of(directory), load_tokenizer(directory)
+    found = Described(directory, run.run_dir.name, run.model, tokenizer, step)
     if (results := found.result_dir()) is not None:
         check_folder(results)
     return found
@@ -95,7 +122,10 @@ def load_described(found: Described) -> Loaded:
     Raises:
         CheckpointError: of another model than its configuration.
     """
-    model, _, _ = read_model(found.directory)
+    if found.step is None:
+        model = read_llama_model(found.directory, found.model_config)
+    else:
+        model, _, _ = read_model(found.directory)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return Loaded(**vars(found), model=model.to(device).eval(), device=device)
 
@@ -107,7 +137,7 @@ def open_data(loaded: Described, data: Path, split: str) -> DatasetInfo:
         DataError: no such split, or another tokenizer, vocabulary or context length.
     """
     info = DatasetInfo.load(Path(data))
-    check_fits(info, loaded.config.model, global_batch_size=1)
+    check_fits(info, loaded.model_config, global_batch_size=1)
     if info.tokenizer.fingerprint != loaded.tokenizer.fingerprint:
         raise DataError(
             f"{data}: was made with another tokenizer ({info.tokenizer.name}) than the checkpoint "
@@ -137,16 +167,28 @@ class Scored:
 
 
 def score_split(
-    loaded: Loaded, info: DatasetInfo, data: Path, split: str, batch_size: int, title: str
+    loaded: Loaded,
+    info: DatasetInfo,
+    data: Path,
+    split: str,
+    batch_size: int,
+    title: str,
+    stride: int | None = None,
 ) -> Iterator[Scored]:
     """Scores every target of a split once, in file order; padding and filler rows are left out.
+
+    With a `stride` below the context's length, in windows that begin so many tokens apart.
 
     Raises:
         DataError: the model gives a loss that is not finite.
     """
     rows = info.split(split).rows
+    batches = eval_batches(Path(data), split, batch_size, dp_rank=0, dp=1)
+    if stride is not None:
+        batches = strided(batches, info.seq_len, stride, batch_size)
+        rows = -(-rows * info.seq_len // stride)
     with progress_bar(title, total=rows) as bar:
-        for batch in eval_batches(Path(data), split, batch_size, dp_rank=0, dp=1):
+        for batch in batches:
             on_device = batch.to(loaded.device)
             scores = loaded.model.score(
                 on_device.input_ids, on_device.targets, on_device.unique_ids, on_device.inverse

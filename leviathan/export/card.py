@@ -28,6 +28,17 @@ EMBEDDINGS = {
     f"(the generator of {PAPER}, version 1)." + MATERIALISED,
 }
 
+PREFIX = {
+    True: "The tokenizer puts it there by itself, unless `add_special_tokens=False`.",
+    False: "The tokenizer adds nothing by itself.",
+}
+EXAMPLE = {
+    True: 'ids = tokenizer("Once upon a time", return_tensors="pt").input_ids',
+    False: """\
+prompt = "<|endoftext|>Once upon a time"
+ids = tokenizer(prompt, split_special_tokens=False, return_tensors="pt").input_ids""",
+}
+
 TEMPLATE = """\
 ---
 library_name: transformers
@@ -47,7 +58,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")
 model = AutoModelForCausalLM.from_pretrained("path/to/this/folder")
-ids = tokenizer("<|endoftext|>", split_special_tokens=False, return_tensors="pt").input_ids
+{example}
 print(tokenizer.decode(model.generate(ids, max_new_tokens=40)[0]))
 ```
 
@@ -57,20 +68,27 @@ print(tokenizer.decode(model.generate(ids, max_new_tokens=40)[0]))
 |---|---|
 {facts}
 
+{counts}
+
 ## Use
 
 - A pretrained base model: it continues text, it was not tuned to follow instructions, and it says
   what its training text makes likely, whether true or not.
 - Every training document ended with `<|endoftext|>` (id {end_of_text}), so a text scored or
-  generated from its beginning should be preceded by that id, once. The tokenizer adds nothing by
-  itself, and reads special strings in a text as ordinary text, as in training; pass
-  `split_special_tokens=False` to write them as ids.
+  generated from its beginning should be preceded by that id, once. {prefix} It reads special
+  strings in a text as ordinary text, as in training; pass `split_special_tokens=False` to write
+  them as ids.
 - The context is {seq_len} tokens.
 """
 
 
 def model_card(
-    config: ModelConfig, end_of_text: int, dtype: str, exported: int, facts: Mapping[str, Any]
+    config: ModelConfig,
+    end_of_text: int,
+    dtype: str,
+    exported: int,
+    facts: Mapping[str, Any],
+    add_bos: bool = False,
 ) -> str:
     """The text of README.md.
 
@@ -80,6 +98,7 @@ def model_card(
         dtype: of the exported weights.
         exported: parameters in the exported folder.
         facts: about the training run, shown in their order.
+        add_bos: whether the tokenizer puts end-of-text before a text by itself.
     """
     counted = account(config)
     shape = {
@@ -96,9 +115,36 @@ def model_card(
         title=title,
         embedding=EMBEDDINGS[counted.kind],
         facts="\n".join(f"| {key} | {_show(value)} |" for key, value in {**shape, **facts}.items()),
+        counts=_counts(config, exported),
+        prefix=PREFIX[add_bos],
+        example=EXAMPLE[add_bos],
         end_of_text=end_of_text,
         seq_len=config.seq_len,
     )
+
+
+def _counts(config: ModelConfig, exported: int) -> str:
+    """Why the two numbers of parameters differ, or that they do not."""
+    counted = account(config)
+    rows, width = config.vocab_size, config.d_model
+    padding = config.padded_vocab_size - rows
+    said = (
+        f"Trained were {counted.total:,} parameters: {counted.input_embedding:,} of the input "
+        f"embedding, {counted.output_head:,} of the output head and {counted.body:,} of the body."
+    )
+    if exported == counted.total:
+        return f"{said} This folder holds the same."
+    kind = config.embedding.kind
+    if kind == "tied":
+        said += f" This folder holds {exported:,}"
+    else:
+        said += (
+            f" This folder holds {exported:,}: the input embedding is written out as "
+            f"{rows:,} × {width:,} = {rows * width:,} numbers"
+        )
+    if padding:
+        said += f", without the {padding:,} rows that only padded the vocabulary"
+    return said + "."
 
 
 def _short(count: int) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,13 @@ from leviathan.config.schema import ModelConfig, RunConfig
 from leviathan.console import say
 from leviathan.data.tokenizer import END_OF_TEXT, Tokenizer, load_tokenizer
 from leviathan.errors import CheckpointError, ConfigError
+from leviathan.evaluate.llama_folder import UNUSED
 from leviathan.export.card import model_card
 from leviathan.export.folder import check_out, replacing, write_marker
+from leviathan.model.decode import materialised
 from leviathan.model.transformer import CausalLM
 
+SHARD_SIZE = "5GB"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # fp32: other kernels sum in another order. Less: the weights themselves were rounded (2⁻⁹, 2⁻¹²),
 # so the bound is relative to the largest logit, and wide enough for the sum over layers.
@@ -33,7 +37,12 @@ SAMPLE_TEXT = (
 
 
 def export(
-    checkpoint: Path, out: Path, dtype: str = "fp32", verify: bool = False
+    checkpoint: Path,
+    out: Path,
+    dtype: str = "fp32",
+    verify: bool = False,
+    add_bos: bool = False,
+    shard_size: str = SHARD_SIZE,
 ) -> dict[str, Any]:
     """Writes a native checkpoint as a Hugging Face Llama folder with tokenizer and model card.
 
@@ -43,6 +52,8 @@ def export(
         dtype: "fp32", "bf16" or "fp16".
         verify: load the folder with transformers before it takes its place, compare logits and
             tokenizer with the native ones, and let it write one line.
+        add_bos: the tokenizer puts end-of-text before a text by itself, as Llama's own do.
+        shard_size: of a safetensors file at most, as "5GB".
 
     Returns:
         What was written; with `verify` also `max_abs_difference`, `tolerance` and `generated`.
@@ -53,11 +64,21 @@ def export(
         RuntimeError: the exported model differs from the native one; nothing is left behind.
     """
     directory = whole_checkpoint(checkpoint)
-    _check_request(Path(out), dtype)
+    _check_request(Path(out), dtype, shard_size)
     model, run, state = read_model(directory)
     tokenizer = load_tokenizer(directory)
     facts = run_facts(directory, run, state, tokenizer)
-    return export_model(model, run.model, tokenizer, facts, out, dtype=dtype, verify=verify)
+    return export_model(
+        model,
+        run.model,
+        tokenizer,
+        facts,
+        out,
+        dtype=dtype,
+        verify=verify,
+        add_bos=add_bos,
+        shard_size=shard_size,
+    )
 
 
 def export_model(
@@ -69,9 +90,11 @@ def export_model(
     *,
     dtype: str = "fp32",
     verify: bool = False,
+    add_bos: bool = False,
+    shard_size: str = SHARD_SIZE,
 ) -> dict[str, Any]:
     """As `export`, from a model in memory; `facts` go into the model card in their order."""
-    _check_request(Path(out), dtype)
+    _check_request(Path(out), dtype, shard_size)
     if tokenizer.vocab_size != config.vocab_size:
         raise CheckpointError(
             f"the tokenizer {tokenizer.name} has {tokenizer.vocab_size:,} ids, the model's "
@@ -79,9 +102,10 @@ def export_model(
         )
     out = Path(out)
     with replacing(out) as draft:
-        exported = write_weights(model, config, tokenizer.end_of_text, draft, DTYPES[dtype])
-        write_tokenizer(tokenizer, config, draft)
-        card = model_card(config, tokenizer.end_of_text, dtype, exported, facts)
+        end = tokenizer.end_of_text
+        exported = write_weights(model, config, end, draft, DTYPES[dtype], shard_size)
+        write_tokenizer(tokenizer, config, draft, add_bos)
+        card = model_card(config, end, dtype, exported, facts, add_bos)
         (draft / "README.md").write_text(card)
         result: dict[str, Any] = {
             "out": str(out),
@@ -90,15 +114,17 @@ def export_model(
             "vocab_size": config.vocab_size,
             "parameters": exported,
         }
-        write_marker(draft, result | {"facts": dict(facts)})
+        write_marker(draft, result | {"tokenizer": tokenizer.name, "facts": dict(facts)})
         if verify:
             result |= compare(model, config, tokenizer, draft, dtype)
     return result | {"files": len(list(out.iterdir()))}
 
 
-def _check_request(out: Path, dtype: str) -> None:
+def _check_request(out: Path, dtype: str, shard_size: str) -> None:
     if dtype not in DTYPES:
         raise ConfigError(f"--dtype {dtype!r}: expected one of {', '.join(DTYPES)}")
+    if not re.fullmatch(r"[1-9]\d*[KMGT]I?B", shard_size.upper()):
+        raise ConfigError(f"--shard-size {shard_size!r}: expected a size such as 5GB or 500MB")
     check_out(out)
 
 
@@ -118,12 +144,7 @@ def quiet_transformers() -> Any:
 
 def llama_state(model: CausalLM, config: ModelConfig, dtype: torch.dtype) -> dict[str, Tensor]:
     """Weights under Llama's names, the input table materialised, the padding rows cut."""
-    state = {
-        name: value
-        for name, value in model.state_dict().items()
-        if not name.startswith("model.embed_tokens.")
-    }
-    state["model.embed_tokens.weight"] = model.model.embed_tokens.materialise(dtype)
+    state = dict(materialised(model).state_dict())
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
         if name in state:
             state[name] = state[name][: config.vocab_size]
@@ -131,7 +152,12 @@ def llama_state(model: CausalLM, config: ModelConfig, dtype: torch.dtype) -> dic
 
 
 def write_weights(
-    model: CausalLM, config: ModelConfig, end_of_text: int, folder: Path, dtype: torch.dtype
+    model: CausalLM,
+    config: ModelConfig,
+    end_of_text: int,
+    folder: Path,
+    dtype: torch.dtype,
+    shard_size: str = SHARD_SIZE,
 ) -> int:
     """Writes config.json, generation_config.json and safetensors; returns the parameters."""
     hf = quiet_transformers()
@@ -161,20 +187,24 @@ def write_weights(
     llama.load_state_dict(state, assign=True)
     llama.tie_weights()
     llama.generation_config = hf.GenerationConfig(pad_token_id=end_of_text, **ends)
-    llama.save_pretrained(folder)
+    llama.save_pretrained(folder, max_shard_size=shard_size)
     readable = (folder / "config.json").stat().st_mode
     for weights in folder.glob("*.safetensors"):
         weights.chmod(readable)  # safetensors lets its owner alone read them
     return exported
 
 
-def write_tokenizer(tokenizer: Tokenizer, config: ModelConfig, folder: Path) -> None:
+def write_tokenizer(
+    tokenizer: Tokenizer, config: ModelConfig, folder: Path, add_bos: bool = False
+) -> None:
     """Writes a fast tokenizer that gives tiktoken's ids, special strings in a text included.
+
+    With `add_bos` one end-of-text stands before them, unless `add_special_tokens=False`.
 
     Ids that tiktoken leaves unused (o200k_base has nineteen) get names, because a fast tokenizer
     numbers its special tokens without gaps.
     """
-    from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
+    from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, processors
     from tokenizers import Tokenizer as FastTokenizer
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
@@ -202,10 +232,16 @@ def write_tokenizer(tokenizer: Tokenizer, config: ModelConfig, folder: Path) -> 
     special = {id: name for name, id in tokenizer.special_tokens.items()}
     fast.add_special_tokens(
         [
-            AddedToken(special.get(id, f"<|unused_{id}|>"), special=True, normalized=False)
+            AddedToken(special.get(id, UNUSED.format(id)), special=True, normalized=False)
             for id in range(len(ranks), tokenizer.vocab_size)
         ]
     )
+    if add_bos:
+        fast.post_processor = processors.TemplateProcessing(
+            single=f"{END_OF_TEXT} $A",
+            pair=f"{END_OF_TEXT} $A {END_OF_TEXT}:1 $B:1",
+            special_tokens=[(END_OF_TEXT, tokenizer.end_of_text)],
+        )
     quiet_transformers().PreTrainedTokenizerFast(
         tokenizer_object=fast,
         bos_token=END_OF_TEXT,
@@ -214,6 +250,7 @@ def write_tokenizer(tokenizer: Tokenizer, config: ModelConfig, folder: Path) -> 
         model_max_length=config.seq_len,
         clean_up_tokenization_spaces=False,
         split_special_tokens=True,
+        add_bos_token=add_bos,
         model_input_names=["input_ids", "attention_mask"],
     ).save_pretrained(folder)
 
@@ -256,7 +293,8 @@ def compare(
     """
     hf = quiet_transformers()
     fast = hf.AutoTokenizer.from_pretrained(folder)
-    ids, expected = fast(SAMPLE_TEXT, verbose=False).input_ids, tokenizer.encode(SAMPLE_TEXT)
+    ids = fast(SAMPLE_TEXT, verbose=False, add_special_tokens=False).input_ids
+    expected = tokenizer.encode(SAMPLE_TEXT)
     if ids != expected or fast.decode(ids) != SAMPLE_TEXT or len(fast) != config.vocab_size:
         raise RuntimeError(f"the exported tokenizer differs from {tokenizer.name}: {ids}")
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from leviathan.config.schema import ModelConfig
+from leviathan.model.shards import ALONE, Peers, Plan, Shard
 
 IGNORE = -100  # a target that is not scored
 CHUNK_LOGITS = 2**26  # logits at a time: 256 MiB of fp32
@@ -44,6 +45,7 @@ class LMHead(nn.Module):
         self.z_loss = z_loss
         self.vocab_size = config.vocab_size
         self.tied = tied_to is not None
+        self.tp = ALONE
         shape = (config.padded_vocab_size, config.d_model)
         self.weight = nn.Parameter(torch.empty(shape)) if tied_to is None else tied_to
 
@@ -64,22 +66,37 @@ class LMHead(nn.Module):
         assert targets is not None, "a loss needs targets"
         flat, ids = hidden.flatten(0, -2), targets.flatten()
         if output == "loss" and torch.is_grad_enabled():
-            return _SummedCrossEntropy.apply(flat, self.weight, ids, self.vocab_size, self.z_loss)
+            part = self._part()
+            return _SummedCrossEntropy.apply(
+                part.peers.enter(flat), self.weight, ids, part, self.z_loss
+            )
         scores = self._scores(flat, ids)
         if output == "loss":
             return scores.nll.sum()
         return TokenScores(*(x.view_as(targets) for x in scores))
 
+    def tp_plan(self) -> Plan:
+        """Each rank has some of the ids."""
+        return {"weight": Shard(0)}
+
+    def _part(self) -> "_Part":
+        first = self.tp.rank * len(self.weight)
+        real = min(max(self.vocab_size - first, 0), len(self.weight))
+        return _Part(first, real, self.tp)
+
     def _logits(self, hidden: Tensor) -> Tensor:
-        return _masked_logits(hidden, self.weight, self.vocab_size)
+        return self.tp.joined(_masked_logits(hidden, self.weight, self._part().real), -1)
 
     @torch.no_grad()
     def _scores(self, hidden: Tensor, targets: Tensor) -> TokenScores:
         nll, greedy = [], []
+        vocabulary = self._part()
         for part in _chunks(targets.numel(), self.weight.shape[0]):
-            logits, ids = self._logits(hidden[part]), targets[part]
-            nll.append(F.cross_entropy(logits, ids, ignore_index=IGNORE, reduction="none").float())
-            greedy.append(logits.argmax(-1) == ids)
+            logits, ids = _masked_logits(hidden[part], self.weight, vocabulary.real), targets[part]
+            greedy.append(_likeliest(logits, vocabulary) == ids)
+            sums = _exponentiate(logits, ids, vocabulary)
+            cost = (sums.log_norm - sums.wanted).squeeze(1)
+            nll.append(cost.where(ids != IGNORE, 0).float())
         return TokenScores(torch.cat(nll), torch.cat(greedy))
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -91,12 +108,20 @@ class LMHead(nn.Module):
             super()._load_from_state_dict(*args, **kwargs)
 
 
-def _masked_logits(hidden: Tensor, weight: Tensor, vocab_size: int) -> Tensor:
-    """Logits in fp32 or wider; the vocabulary's padding rows get no probability."""
+class _Part(NamedTuple):
+    """The ids that a rank has logits of: `first` and on; those after `real` of them are padding."""
+
+    first: int
+    real: int
+    peers: Peers
+
+
+def _masked_logits(hidden: Tensor, weight: Tensor, real: int) -> Tensor:
+    """Logits in fp32 or wider; the padding rows after `real` get no probability."""
     logits = F.linear(hidden, weight)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    if vocab_size < weight.shape[0]:
-        logits[..., vocab_size:] = float("-inf")
+    if real < weight.shape[0]:
+        logits[..., real:] = float("-inf")
     return logits
 
 
@@ -120,7 +145,7 @@ class _SummedCrossEntropy(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         targets: Tensor,
-        vocab_size: int,
+        vocabulary: _Part,
         z_loss: float = 0.0,
     ) -> Tensor:
         wide = torch.promote_types(weight.dtype, torch.float32)
@@ -131,7 +156,7 @@ class _SummedCrossEntropy(torch.autograd.Function):
         for part in _chunks(targets.numel(), weight.shape[0]):
             # One buffer for all chunks: fresh pages for each would cost as much as a pass over it.
             buffer = torch.mm(hidden[part], weight.T, out=_first_rows(buffer, part))
-            slope, summand = _softmax_slope(buffer.to(wide), targets[part], vocab_size, z_loss)
+            slope, summand = _softmax_slope(buffer.to(wide), targets[part], vocabulary, z_loss)
             loss += summand
             slope = slope.to(weight.dtype)
             grad_hidden[part] = slope @ weight
@@ -155,26 +180,54 @@ def _first_rows(buffer: Tensor | None, part: slice) -> Tensor | None:
 
 
 def _softmax_slope(
-    logits: Tensor, targets: Tensor, vocab_size: int, z_loss: float
+    logits: Tensor, targets: Tensor, vocabulary: _Part, z_loss: float
 ) -> tuple[Tensor, Tensor]:
     """Turns logits `[n, V]` in place into the loss's slope by them; also the summed loss.
 
     On the CPU a few rows at a time, which stay in its cache from one pass to the next.
     """
-    rows = CACHED_ROWS if logits.device.type == "cpu" else len(logits)
+    cached = logits.device.type == "cpu" and vocabulary.peers.size == 1
+    rows = CACHED_ROWS if cached else len(logits)
     loss = logits.new_zeros(())
     for part, ids in zip(logits.split(rows), targets.split(rows), strict=True):
-        part[:, vocab_size:] = float("-inf")
+        part[:, vocabulary.real :] = float("-inf")
         counts = (ids != IGNORE).to(part.dtype).unsqueeze(1)
-        ids = ids.unsqueeze(1).clamp(min=0)
-        wanted = part.gather(1, ids)
-        highest = part.amax(1, keepdim=True)
-        total = part.sub_(highest).exp_().sum(1, keepdim=True)
-        log_norm = total.log() + highest
-        loss += ((log_norm - wanted) * counts).sum()
-        scale = counts / total
+        sums = _exponentiate(part, ids, vocabulary)
+        loss += ((sums.log_norm - sums.wanted) * counts).sum()
+        scale = counts / sums.total
         if z_loss > 0:
-            loss += z_loss * (log_norm.square() * counts).sum()
-            scale = scale * (1 + 2 * z_loss * log_norm)
-        part.mul_(scale).scatter_add_(1, ids, -counts)
+            loss += z_loss * (sums.log_norm.square() * counts).sum()
+            scale = scale * (1 + 2 * z_loss * sums.log_norm)
+        part.mul_(scale).scatter_add_(1, sums.places, -sums.mine.to(part.dtype))
     return logits, loss
+
+
+class _Sums(NamedTuple):
+    """Of rows of logits over the whole vocabulary, `[n, 1]` each."""
+
+    total: Tensor  # Σ exp(logit - highest)
+    log_norm: Tensor  # log Σ exp(logit)
+    wanted: Tensor  # the target's logit
+    mine: Tensor  # bool: the target's logit is in this rank's part …
+    places: Tensor  # … in this column; else 0
+
+
+def _exponentiate(logits: Tensor, targets: Tensor, vocabulary: _Part) -> _Sums:
+    """Turns logits `[n, V]` in place into exp(logit - the row's highest)."""
+    peers = vocabulary.peers
+    places = (targets - vocabulary.first).unsqueeze(1)
+    mine = (places >= 0) & (places < logits.shape[1])
+    places = places.where(mine, 0)
+    wanted = peers.sum_(logits.gather(1, places).where(mine, 0))
+    highest = peers.highest_(logits.amax(1, keepdim=True))
+    total = peers.sum_(logits.sub_(highest).exp_().sum(1, keepdim=True))
+    return _Sums(total, total.log() + highest, wanted, mine, places)
+
+
+def _likeliest(logits: Tensor, vocabulary: _Part) -> Tensor:
+    """The id `[n]` of each row's highest logit, the lowest of several."""
+    best, column = logits.max(1)
+    ids = column + vocabulary.first
+    highest = vocabulary.peers.highest_(best.clone())
+    beyond = torch.iinfo(ids.dtype).max  # of ids on a rank whose best is not the best
+    return -vocabulary.peers.highest_(-ids.where(best == highest, beyond))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from leviathan.config.schema import ModelConfig
 from leviathan.model.embedding import build_embedding
 from leviathan.model.head import IGNORE, LMHead, Output, TokenScores
+from leviathan.model.shards import ALONE, Plan, Shard
 
 __all__ = ["IGNORE", "CausalLM", "Decoder", "TokenScores"]
 
@@ -44,6 +45,7 @@ class Attention(nn.Module):
         super().__init__()
         self.width = config.d_model // config.n_heads
         self.grouped = config.n_kv_heads != config.n_heads
+        self.tp = ALONE
         self.q_proj = nn.Linear(config.d_model, config.n_heads * self.width, bias=False)
         self.k_proj = nn.Linear(config.d_model, config.n_kv_heads * self.width, bias=False)
         self.v_proj = nn.Linear(config.d_model, config.n_kv_heads * self.width, bias=False)
@@ -51,13 +53,19 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """`[B, T, D] → [B, T, D]`."""
+        x = self.tp.enter(x)
         q, k, v = (
             proj(x).unflatten(-1, (-1, self.width)).transpose(1, 2)  # [B, heads, T, width]
             for proj in (self.q_proj, self.k_proj, self.v_proj)
         )
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.grouped)
-        return self.o_proj(mixed.transpose(1, 2).flatten(-2))
+        return self.tp.total(self.o_proj(mixed.transpose(1, 2).flatten(-2)))
+
+    def tp_plan(self) -> Plan:
+        """Each rank has some of the heads."""
+        columns = {f"{name}_proj.weight": Shard(0) for name in "qkv"}
+        return {**columns, "o_proj.weight": Shard(1)}
 
 
 class MLP(nn.Module):
@@ -68,10 +76,17 @@ class MLP(nn.Module):
         self.gate_proj = nn.Linear(config.d_model, config.d_ff, bias=False)
         self.up_proj = nn.Linear(config.d_model, config.d_ff, bias=False)
         self.down_proj = nn.Linear(config.d_ff, config.d_model, bias=False)
+        self.tp = ALONE
 
     def forward(self, x: Tensor) -> Tensor:
         """`[B, T, D] → [B, T, D]`."""
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        x = self.tp.enter(x)
+        return self.tp.total(self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x)))
+
+    def tp_plan(self) -> Plan:
+        """Each rank has some of the hidden units."""
+        rows = {f"{name}_proj.weight": Shard(0) for name in ("gate", "up")}
+        return {**rows, "down_proj.weight": Shard(1)}
 
 
 class Block(nn.Module):

@@ -4,7 +4,7 @@ import atexit
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -24,6 +24,13 @@ class Mesh:
     world_size: int
     tp: int
     device: torch.device
+    group: dist.ProcessGroup | None = None  # that the collectives here use; None: the default one
+    save_group: dist.ProcessGroup | None = None
+
+    @property
+    def apart(self) -> "Mesh":
+        """The same ranks over a group of their own, for one thread beside the training."""
+        return replace(self, group=self.save_group)
 
     @property
     def dp(self) -> int:
@@ -38,7 +45,7 @@ class Mesh:
     def sum(self, *values: float) -> list[float]:
         """Each value summed over all ranks, in float64."""
         totals = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(totals)
+        dist.all_reduce(totals, group=self.group)
         return totals.tolist()
 
     def any(self, flag: bool) -> bool:
@@ -48,13 +55,13 @@ class Mesh:
     def broadcast(self, value: T) -> T:
         """Rank 0's `value`, on every rank."""
         box = [value]
-        dist.broadcast_object_list(box, src=0)
+        dist.broadcast_object_list(box, src=0, group=self.group)
         return box[0]
 
     def gather(self, value: T) -> list[T]:
         """Every rank's `value` in the order of ranks, on every rank."""
         values: list[Any] = [None] * self.world_size
-        dist.all_gather_object(values, value)
+        dist.all_gather_object(values, value, group=self.group)
         return values
 
     @contextmanager
@@ -110,7 +117,9 @@ def init_mesh(env: LaunchEnv, tp: int) -> Mesh:
             ) from error
         # Not sooner: DeepSpeed holds on to the group, and a second run in this process needs it.
         atexit.register(leave_mesh)
-    return Mesh(env.rank, env.world_size, tp, device)
+    save_group = dist.new_group(backend="gloo")
+    assert isinstance(save_group, dist.ProcessGroup)
+    return Mesh(env.rank, env.world_size, tp, device, save_group=save_group)
 
 
 def leave_mesh() -> None:

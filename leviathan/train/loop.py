@@ -2,8 +2,12 @@
 
 from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
-from leviathan.checkpoint.save import save_checkpoint
+from leviathan.checkpoint.layout import resolve_checkpoint
+from leviathan.checkpoint.load import fill_model
+from leviathan.checkpoint.manifest import verify_manifest
 from leviathan.config.plan import RunPlan
 from leviathan.config.schema import RunConfig
 from leviathan.console import progress_bar, say
@@ -21,6 +25,7 @@ from leviathan.parallel.launch_env import read_launch_env, share_cores
 from leviathan.parallel.mesh import Mesh, init_mesh
 from leviathan.train.metrics import METRICS, Metrics
 from leviathan.train.run_dir import Start, describe, find_start, occupied
+from leviathan.train.saving import Saving
 from leviathan.train.signals import StopSignal
 
 
@@ -54,10 +59,14 @@ def _run(plan: RunPlan, mesh: Mesh, dataset: Dataset, start: Start, signal: Stop
         f"{size.kind}: {size.total:,} parameters on {mesh.world_size} rank(s), {steps:,} steps of "
         f"{config.train.global_batch_size * config.model.seq_len:,} tokens; starting the engine"
     )
-    engine = build_engine(lambda: new_model(config), plan, mesh)
+    weights_from = None if start.checkpoint else first_weights(config, mesh)
+    engine = build_engine(lambda: new_model(config, weights_from), plan, mesh)
     if start.checkpoint:
         engine.load(start.checkpoint)
         say(f"Resuming from {start.checkpoint}")
+    saving = Saving(engine, config, mesh)
+    if not start.checkpoint:
+        saving.rehearse()
     describe(config, mesh, start)
     with mesh.together():
         metrics = Metrics(
@@ -74,14 +83,15 @@ def _run(plan: RunPlan, mesh: Mesh, dataset: Dataset, start: Start, signal: Stop
         dataset, config.seed, data.shuffle_window, batch.global_batch_size, batch.micro_batch_size
     )
     validates = "val" in info.splits and info.split("val").rows > 0
-    with progress_bar("train", total=steps, start=start.step) as bar:
+    done = start.step
+    with progress_bar("train", total=steps, start=done) as bar, saving:
         for step in range(start.step, steps):
             with metrics.waiting(), mesh.together():
                 microbatches = stream.microbatches(step, mesh.dp_rank, mesh.dp)
             lr = lr_at(config.optim, steps, step)
             stats = engine.train_step(microbatches, lr)
             metrics.add(stats)
-            done, stop = step + 1, signal.agreed()
+            done, stop = step + 1, signal.agreed(also=saving.failed)
             bar.advance(1, _note(stats, metrics, steps - done))
             if plan.is_due("log", done) or done == 1:
                 with mesh.together():
@@ -97,19 +107,46 @@ def _run(plan: RunPlan, mesh: Mesh, dataset: Dataset, start: Start, signal: Stop
                 say(f"step {done:,}: validation loss {loss:.4f}")
             if stop or plan.is_due("checkpoint", done):
                 with metrics.apart():
-                    _save(engine, config, mesh, info, metrics, done)
-            if stop and done < steps:
-                say(
-                    f"Told to stop: saved after step {done:,}; the same command goes on from there."
-                )
-                return
-    say(f"{config.run_dir}: complete after {steps:,} steps.")
+                    saving.begin(_state(info, metrics, done))
+            if stop:
+                break
+    if done < steps:
+        say(f"Told to stop: saved after step {done:,}; the same command goes on from there.")
+    else:
+        say(f"{config.run_dir}: complete after {steps:,} steps.")
 
 
-def new_model(config: RunConfig) -> CausalLM:
-    """The model with its weights of step 0: a function of the seed and each parameter's name."""
+def first_weights(config: RunConfig, mesh: Mesh) -> Path | None:
+    """The checkpoint that `init_from` means, looked through; None without one. Collective.
+
+    Raises:
+        CheckpointError: it is missing or damaged.
+    """
+    if config.init_from is None:
+        return None
+    with mesh.together():
+        source = resolve_checkpoint(config.init_from)
+    source = mesh.broadcast(source)
+    with mesh.together():
+        verify_manifest(source, mesh.rank, mesh.world_size)
+    say(f"Beginning with the weights of {source}")
+    return source
+
+
+def new_model(config: RunConfig, weights_from: Path | None = None) -> CausalLM:
+    """The model with its weights of step 0.
+
+    They are a function of the seed and each parameter's name, or those of a checkpoint.
+
+    Raises:
+        CheckpointError: the checkpoint is of another model.
+    """
     model = CausalLM(config.model)
-    init_weights(model, config.model, config.seed)
+    if weights_from is None:
+        init_weights(model, config.model, config.seed)
+    else:
+        fill_model(model, weights_from)
+    model.lm_head.z_loss = config.optim.z_loss
     return model
 
 
@@ -124,20 +161,13 @@ def validation_loss(engine: Engine, config: RunConfig, dataset: Dataset, mesh: M
     return nll_sum / max(1, target_sum)
 
 
-def _save(
-    engine: Engine, config: RunConfig, mesh: Mesh, info: DatasetInfo, metrics: Metrics, step: int
-) -> None:
-    state = {
+def _state(info: DatasetInfo, metrics: Metrics, step: int) -> dict[str, Any]:
+    return {
         "step": step,
-        "optimizer_steps": engine.optimizer_steps,
         "tokens": metrics.tokens,
         "skipped": metrics.skipped,
-        "position": step * config.train.global_batch_size,
-        "seed": config.seed,
         "data_fingerprint": info.fingerprint,
-        "world_size": mesh.world_size,
     }
-    save_checkpoint(config, mesh, state, lambda directory: engine.save(directory).wait())
 
 
 def _note(stats: StepStats, metrics: Metrics, steps_left: int) -> str:

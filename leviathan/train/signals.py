@@ -34,6 +34,9 @@ class StopSignal:
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self._received = True
 
-    def agreed(self) -> bool:
-        """True on every rank once any was told to stop, or its launcher died. Collective."""
-        return self._mesh.any(self._received or launcher_processes() != self._launchers)
+    def agreed(self, also: bool = False) -> bool:
+        """True on every rank once any was told to stop, its launcher died, or it says so itself.
+
+        Collective.
+        """
+        return self._mesh.any(also or self._received or launcher_processes() != self._launchers)

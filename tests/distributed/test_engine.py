@@ -1,30 +1,30 @@
-"""The DeepSpeed engine on two ranks, against a bare torch loop in one process.
-
-One launch runs everything: a cold start of two ranks costs more than all the steps.
-"""
+"""Both engines on two ranks and on one, against a bare torch loop: the parity matrix."""
 
 import itertools
-import json
 import math
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
-import torch
+from engine_cases import (
+    ALBERT,
+    ENGINES,
+    LEVIATHAN,
+    STEPS,
+    TIED,
+    advance,
+    assert_equal_states,
+    bare_loop,
+    batches,
+    build,
+    config,
+    on_each_rank,
+    whole_state,
+)
 from ranks import run_ranks
 
-from leviathan.config.plan import RunPlan
-from leviathan.config.schema import RunConfig
-from leviathan.data.stream import IGNORE, Batch
-from leviathan.engine import build_engine
-from leviathan.errors import CheckpointError, ConfigError
+from leviathan.errors import ConfigError
 from leviathan.model.transformer import CausalLM
-from leviathan.optim import lr_at
-from leviathan.parallel.launch_env import read_launch_env
-from leviathan.parallel.mesh import init_mesh, leave_mesh
 from leviathan.train.loop import new_model
-
-STEPS, ROWS, MICRO, SEQ = 4, 6, 2, 16  # 6 rows on 2 ranks in micro-batches of 2: accumulation 2
 
 # fp32 sums in another order (two ranks, partitioned norms): seen 1.5e-7 relative, which is one unit
 # in the last place, for losses and norms.
@@ -38,127 +38,34 @@ SCORE_TOLERANCE = 5e-4
 # 4 nats was seen to differ by 3e-3.
 BF16_LOSS_TOLERANCE = 2e-2
 
-TIED = {"kind": "tied"}
-LEVIATHAN = {"kind": "leviathan", "d_seed": 8, "heads": 2, "knots": 4, "rank": 4}
-
-
-def config(tmp_path, embedding, stage=1, precision="fp32", **extra):
-    return RunConfig.model_validate(
-        {
-            "run_dir": str(tmp_path),
-            "seed": 7,
-            "data": {"path": str(tmp_path / "data")},
-            "model": {
-                "d_model": 16,
-                "n_layers": 2,
-                "n_heads": 2,
-                "d_ff": 32,
-                "seq_len": SEQ,
-                "vocab_size": 61,
-                "padded_vocab_size": 64,
-                "embedding": embedding,
-            },
-            "train": {"steps": STEPS, "global_batch_size": ROWS, "micro_batch_size": MICRO},
-            "optim": {"lr": 1e-2, "warmup_steps": 2, "grad_clip": 0.5, "weight_decay": 0.1},
-            "engine": {
-                "kind": "deepspeed",
-                "zero_stage": stage,
-                "precision": precision,
-                "extra": extra,
-            },
-        }
-    )
-
-
-def rows_of(step):
-    """A global batch [ROWS, SEQ]; some targets are masked, unequally over rows."""
-    generator = torch.Generator().manual_seed(step)
-    tokens = torch.randint(0, 61, (ROWS, SEQ + 1), generator=generator)
-    targets = tokens[:, 1:].clone()
-    for row in range(ROWS):
-        targets[row, SEQ - 2 * row :] = IGNORE if row else targets[row, SEQ:]
-    return tokens[:, :-1], targets
-
-
-def batched(rows):
-    return [rows[i : i + MICRO] for i in range(0, len(rows), MICRO)]
-
-
-def batches(step, rank, ranks):
-    """This rank's micro-batches: rows cut unevenly where need be, filled up to whole ones."""
-    inputs, targets = rows_of(step)
-    mine = list(range(ROWS * rank // ranks, ROWS * (rank + 1) // ranks))
-    per_rank = MICRO * math.ceil(math.ceil(ROWS / ranks) / MICRO)
-    made = []
-    for chunk in batched(mine + [-1] * (per_rank - len(mine))):
-        ids = torch.stack([inputs[row] for row in chunk])
-        wanted = torch.stack(
-            [targets[row] if row >= 0 else torch.full((SEQ,), IGNORE) for row in chunk]
-        )
-        unique, inverse = ids.unique(return_inverse=True)
-        made.append(Batch(ids, wanted, unique, inverse, tuple(chunk)))
-    return made
-
-
-def bare_loop(run):
-    """The same training by nothing but torch, in one process."""
-    model = new_model(run)
-    matrices = [p for p in model.parameters() if p.ndim >= 2]
-    vectors = [p for p in model.parameters() if p.ndim < 2]
-    optimizer = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
-        betas=run.optim.betas,
-        eps=run.optim.eps,
-    )
-    losses, norms = [], []
-    for step in range(STEPS):
-        inputs, targets = rows_of(step)
-        for group in optimizer.param_groups:
-            group["lr"] = lr_at(run.optim, STEPS, step)
-        loss = model(inputs, targets) / (targets != IGNORE).sum()
-        loss.backward()
-        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)))
-        losses.append(loss.item())
-        optimizer.step()
-        optimizer.zero_grad()
-    return losses, norms, {name: p.detach() for name, p in model.named_parameters()}
-
-
-def advance(engine, run, mesh, first, last):
-    stats = [
-        engine.train_step(batches(step, mesh.dp_rank, mesh.dp), lr_at(run.optim, STEPS, step))
-        for step in range(first, last)
-    ]
-    return [s.loss for s in stats], [s.grad_norm for s in stats]
-
-
-def whole_state(engine):
-    states = engine.iter_full_state()
-    return {s.name: torch.stack([s.weight, s.exp_avg, s.exp_avg_sq]) for s in states}
-
-
-def build(run, mesh):
-    return build_engine(lambda: new_model(run), RunPlan(run, mesh.world_size), mesh)
+BF16 = {"precision": "bf16"}
+KINDS = [TIED, ALBERT, LEVIATHAN]
 
 
 def check_parity(tmp_path, mesh):
-    for embedding, stage in itertools.product([TIED, LEVIATHAN], [0, 1, 2, 3]):
-        run = config(tmp_path, embedding, stage)
-        label = f"{embedding['kind']}, ZeRO-{stage}"
-        losses, norms, weights = bare_loop(run)
-        engine = build(run, mesh)
-        found_losses, found_norms = advance(engine, run, mesh, 0, STEPS)
-        assert found_losses == pytest.approx(losses, rel=FP32_TOLERANCE), label
-        assert found_norms == pytest.approx(norms, rel=FP32_TOLERANCE), label
-        state = whole_state(engine)
-        assert state.keys() == weights.keys()
-        for name, weight in weights.items():
-            worst = float((state[name][0] - weight).abs().max())
-            assert worst < WEIGHT_TOLERANCE, f"{label}: {name} differs by {worst}"
-        check_score(engine, mesh, weights, run)
+    """{FSDP2, ZeRO 0–3} × {tied, albert, leviathan}, accumulation 2, clipping, unequal ranks."""
+    for embedding, engine in itertools.product(KINDS, ENGINES):
+        check_equals_bare_loop(config(tmp_path, embedding, engine), mesh, engine)
+
+
+def check_equals_bare_loop(run, mesh, label):
+    label = f"{run.model.embedding.kind}, {label}, {mesh.world_size} ranks"
+    expected = bare_loop(run)
+    assert max(expected.norms) > run.optim.grad_clip, "nothing to clip"
+    engine = build(run, mesh)
+    losses, norms = advance(engine, run, mesh, 0, STEPS)
+    assert losses == pytest.approx(expected.losses, rel=FP32_TOLERANCE), label
+    assert norms == pytest.approx(expected.norms, rel=FP32_TOLERANCE), label
+    state = whole_state(engine)
+    assert state.keys() == expected.weights.keys()
+    for name, weight in expected.weights.items():
+        worst = float((state[name][0] - weight).abs().max())
+        assert worst < WEIGHT_TOLERANCE, f"{label}: {name} differs by {worst}"
+    check_score(engine, mesh, expected.weights, run)
 
 
 def check_score(engine, mesh, weights, run):
+    """Scores, and that a step after scoring is none the worse for it."""
     model = new_model(run)
     model.load_state_dict({**model.state_dict(), **weights}, strict=False)
     batch = batches(9, mesh.dp_rank, mesh.dp)[0]
@@ -167,78 +74,69 @@ def check_score(engine, mesh, weights, run):
     assert found.nll.shape == batch.input_ids.shape
     assert float((found.nll - expected).abs().max()) < SCORE_TOLERANCE
     assert not found.nll.requires_grad
+    before = advance(engine, run, mesh, STEPS, STEPS + 1)
+    assert math.isfinite(before[0][0])
+    moved = engine.score(batch).nll
+    assert not moved.equal(found.nll)
 
 
-def check_resume(tmp_path, mesh):
-    """Two steps, save, two more = load into a fresh engine, two more: to the last bit."""
-    for stage, precision in [(1, "fp32"), (0, "fp32"), (2, "fp32"), (3, "fp32"), (1, "bf16")]:
-        label = f"ZeRO-{stage} {precision}"
-        run = config(tmp_path, LEVIATHAN, stage, precision)
-        folder = tmp_path / f"saved-{stage}-{precision}"
-        engine = build(run, mesh)
-        advance(engine, run, mesh, 0, 2)
-        save(engine, folder, mesh)
-        undisturbed = advance(engine, run, mesh, 2, STEPS)
-        expected = whole_state(engine)
-        resumed = build(run, mesh)
-        resumed.load(folder)
-        assert resumed.optimizer_steps == 2
-        assert advance(resumed, run, mesh, 2, STEPS) == undisturbed, label
-        for name, found in whole_state(resumed).items():
-            assert torch.equal(found, expected[name]), f"{label}: {name}"
+def check_variants(tmp_path, mesh):
+    """What changes where and when things are computed, but not what."""
+    for engine in (
+        {"kind": "fsdp2", "activation_checkpointing": True},
+        {"kind": "fsdp2", "replicas": 2},
+        {"kind": "deepspeed", "zero_stage": 2, "activation_checkpointing": True},
+        {"kind": "deepspeed", "zero_stage": 3, "activation_checkpointing": True},
+        {"kind": "deepspeed", "zero_stage": 1, "offload_optimizer": True},
+        {"kind": "deepspeed", "zero_stage": 3, "offload_optimizer": True},
+    ):
+        check_equals_bare_loop(config(tmp_path, LEVIATHAN, engine), mesh, str(engine))
 
 
-def save(engine, folder, mesh):
-    if mesh.rank == 0:
-        folder.mkdir()
-        (folder / "state.json").write_text(json.dumps({"optimizer_steps": engine.optimizer_steps}))
-    mesh.any(False)
-    engine.save(folder).wait()
+def check_compiled(tmp_path, mesh):
+    for engine in (
+        {"kind": "fsdp2"},
+        {"kind": "fsdp2", "activation_checkpointing": True},
+        {"kind": "deepspeed", "zero_stage": 1},
+        {"kind": "deepspeed", "zero_stage": 3},
+    ):
+        run = config(tmp_path, LEVIATHAN, {**engine, "compile": True})
+        check_equals_bare_loop(run, mesh, str(engine))
 
 
-def check_other_stage(tmp_path, mesh):
-    """What ZeRO-1 saved goes on under every other stage with the same weights and moments."""
-    source = build(config(tmp_path, LEVIATHAN, 1), mesh)
-    source.load(tmp_path / "saved-1-fp32")
-    expected = whole_state(source)
-    for stage in (0, 2, 3):
-        run = config(tmp_path, LEVIATHAN, stage)
-        engine = build(run, mesh)
-        engine.load(tmp_path / "saved-1-fp32")
-        for name, found in whole_state(engine).items():
-            assert torch.equal(found, expected[name]), f"ZeRO-{stage}: {name}"
-        advance(engine, run, mesh, 2, STEPS)
+def check_step_zero(tmp_path, mesh):
+    """The same weights at step 0, to the last bit, whatever the engine and the precision."""
+    for embedding, engine, precision in itertools.product(KINDS, ENGINES.values(), [{}, BF16]):
+        run = config(tmp_path, embedding, {**engine, **precision})
+        state = whole_state(build(run, mesh))
+        for name, weight in new_model(run).named_parameters():
+            assert state[name][0].equal(weight), (engine, precision, name)
 
 
-def check_other_model(tmp_path, mesh):
-    engine = build(config(tmp_path, TIED), mesh)
-    with pytest.raises(CheckpointError, match="another model"):
-        engine.load(tmp_path / "saved-1-fp32")
-
-
-def check_refused_keys(tmp_path, mesh):
+def check_refused(tmp_path, mesh):
     for extra, named in [
         ({"zero_optimization": {"bad_key": 1}}, "bad_key"),
         ({"zero_optimization": {"overlap_comm": "maybe"}}, "overlap_comm"),
         ({"data_types": {"grad_accum_dtype": "int3"}}, "int3"),
     ]:
         with pytest.raises(ConfigError, match=rf"engine\.extra: DeepSpeed cannot .*{named}"):
-            build(config(tmp_path, TIED, **extra), mesh)
+            build(config(tmp_path, TIED, {"kind": "deepspeed", "extra": extra}), mesh)
+    with pytest.raises(ConfigError, match=r"engine\.replicas=3 does not divide the 2 data-para"):
+        build(config(tmp_path, TIED, {"kind": "fsdp2", "replicas": 3}), mesh)
 
 
 def check_skipping(tmp_path, mesh):
-    """A weight that is not finite on one rank only: nobody steps, and the next good step does."""
-    for stage, precision in itertools.product([0, 1, 2, 3], ["fp32", "bf16"]):
-        label = f"ZeRO-{stage} {precision}"
-        run = config(tmp_path, TIED, stage, precision)
+    """A loss that is not finite on one rank only: nobody steps, and the next good step does."""
+    for engine, precision in itertools.product(ENGINES, [{}, BF16]):
+        label = f"{engine} {precision}"
+        run = config(tmp_path, TIED, {**ENGINES[engine], **precision})
         engine = build(run, mesh)
         advance(engine, run, mesh, 0, 1)
         before = whole_state(engine)
         with poisoned(mesh.rank == 1):
             stats = engine.train_step(batches(1, mesh.dp_rank, mesh.dp), 1e-2)
         assert stats.skipped, label
-        for name, found in whole_state(engine).items():
-            assert torch.equal(found, before[name]), f"{label}: {name}"
+        assert_equal_states(whole_state(engine), before, label)
         good = engine.train_step(batches(2, mesh.dp_rank, mesh.dp), 1e-2)
         assert not good.skipped, label
         assert math.isfinite(good.loss)
@@ -258,24 +156,22 @@ def poisoned(active):
 
 
 def check_bf16(tmp_path, mesh):
-    for stage in (0, 1, 2, 3):
-        run = config(tmp_path, LEVIATHAN, stage, "bf16")
-        losses, _, _ = bare_loop(run)
+    for embedding, engine in itertools.product(KINDS, ENGINES):
+        run = config(tmp_path, embedding, {**ENGINES[engine], **BF16})
         found, _ = advance(build(run, mesh), run, mesh, 0, STEPS)
-        assert found == pytest.approx(losses, abs=BF16_LOSS_TOLERANCE), f"ZeRO-{stage}"
+        expected = bare_loop(run).losses
+        assert found == pytest.approx(expected, abs=BF16_LOSS_TOLERANCE), (embedding, engine)
 
 
-def on_each_rank(folder, *checks):
-    mesh = init_mesh(read_launch_env(), tp=1)
-    torch.set_num_threads(1)
-    try:
-        for check in checks:
-            check(Path(folder), mesh)
-    finally:
-        leave_mesh()
+def test_every_engine_equals_one_process(tmp_path):
+    checks = [check_parity, check_variants, check_step_zero, check_skipping, check_refused]
+    run_ranks(on_each_rank, 2, str(tmp_path), *checks, check_bf16, timeout=500)
 
 
-def test_two_ranks_equal_one_process_and_resume_bit_for_bit(tmp_path):
-    checks = [check_parity, check_resume, check_other_stage, check_other_model, check_skipping]
-    checks += [check_refused_keys, check_bf16]
-    run_ranks(on_each_rank, 2, str(tmp_path), *checks, timeout=400)
+def test_one_rank_is_enough(tmp_path):
+    run_ranks(on_each_rank, 1, str(tmp_path), check_parity)
+
+
+@pytest.mark.heavy
+def test_compiled_blocks_compute_the_same(tmp_path):
+    run_ranks(on_each_rank, 2, str(tmp_path), check_compiled, timeout=580)

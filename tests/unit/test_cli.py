@@ -15,6 +15,8 @@ COMMANDS = [
     ["eval"],
     ["report"],
     ["export"],
+    ["import"],
+    ["generate"],
     ["tokenizer", "train"],
     ["data", "info"],
     ["data", "merge"],

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from leviathan.config.schema import ModelConfig
+from leviathan.model.shards import ALONE, Plan
 
 CALIBRATION_IDS = 1024
 
@@ -38,6 +39,7 @@ class InputEmbedding(nn.Module, ABC):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.vocabulary = config.padded_vocab_size
+        self.tp = ALONE
 
     @staticmethod
     def param_count(config: ModelConfig) -> int:
@@ -73,6 +75,10 @@ class InputEmbedding(nn.Module, ABC):
     @abstractmethod
     def rows(self, ids: Tensor) -> Tensor:
         """Vectors `[N, D]` of the ids `[N]` (int64), each computed by itself."""
+
+    def tp_plan(self) -> Plan:
+        """How the parameters are cut under tensor parallelism; all whole unless a kind says so."""
+        return {}
 
     @property
     def output_weight(self) -> nn.Parameter | None:

@@ -10,11 +10,13 @@ import math
 from collections.abc import Mapping
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from leviathan.config.schema import LeviathanConfig, ModelConfig, lev_base
 from leviathan.model.embedding.base import InputEmbedding, Normal
 from leviathan.model.kernels.lev import Parameters, lev_rows
+from leviathan.model.shards import Plan, Shard
 
 
 class LeviathanEmbedding(InputEmbedding):
@@ -32,6 +34,7 @@ class LeviathanEmbedding(InputEmbedding):
         lev = _lev(config)
         self.base = lev_base(lev, config.padded_vocab_size)
         self.latent_scale = lev.latent_scale
+        self.tp_mode = lev.tp
         h, d = lev.heads, lev.d_seed
         self.codebooks = nn.Parameter(torch.empty(lev.digits, self.base, d))
         self.latent_weight = nn.Parameter(torch.empty(h, d, d))
@@ -62,7 +65,30 @@ class LeviathanEmbedding(InputEmbedding):
 
     def rows(self, ids: Tensor) -> Tensor:
         """`[N] → [N, D]` in the parameters' dtype, accumulated in fp32 or wider."""
-        return lev_rows(ids, self._parameters_in_order(), self.latent_scale == "inside")
+        if self.tp.size == 1 or self.tp_mode == "replicated":
+            return self._rows(ids, self._parameters_in_order())
+        if self.tp_mode == "ids":
+            return self._rows_by_ids(ids)
+        p = self._parameters_in_order()
+        # Codebooks are whole everywhere, but serve the own heads alone.
+        return self.tp.total(self._rows(ids, p._replace(codebooks=self.tp.enter(p.codebooks))))
+
+    def _rows_by_ids(self, ids: Tensor) -> Tensor:
+        """Each rank generates an equal share of the rows, and is given the others'."""
+        share = -(-len(ids) // self.tp.size)
+        padded = F.pad(ids, (0, share * self.tp.size - len(ids)))
+        mine = padded[self.tp.rank * share :][:share]
+        p = Parameters(*(self.tp.enter(x) for x in self._parameters_in_order()))
+        return self.tp.joined(self._rows(mine, p), 0)[: len(ids)]
+
+    def _rows(self, ids: Tensor, p: Parameters) -> Tensor:
+        return lev_rows(ids, p, self.latent_scale == "inside")
+
+    def tp_plan(self) -> Plan:
+        """In the mode `heads` each rank has some of the heads."""
+        if self.tp_mode != "heads":
+            return {}
+        return {name: Shard(0) for name in Parameters._fields if name != "codebooks"}
 
     def materialise(self, dtype: torch.dtype | None = None, chunk: int = 8192) -> Tensor:
         """See `InputEmbedding`; LEV's own blocks bound its memory, whatever the chunk."""

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from leviathan.config.schema import ModelConfig
 from leviathan.model.embedding.base import InputEmbedding, Normal
+from leviathan.model.shards import Plan, Shard
 
 
 class UntiedEmbedding(InputEmbedding):
@@ -28,14 +29,29 @@ class UntiedEmbedding(InputEmbedding):
 
     def rows(self, ids: Tensor) -> Tensor:
         """Look-up `[N] → [N, D]`."""
-        return F.embedding(ids, self.weight)
+        if self.tp.size == 1:
+            return F.embedding(ids, self.weight)
+        mine, local = self._own(ids)
+        return self.tp.total(F.embedding(local, self.weight) * mine.unsqueeze(-1))
 
     def forward(
         self, ids: Tensor, unique_ids: Tensor | None = None, inverse: Tensor | None = None
     ) -> Tensor:
-        """Look-up `[B, T] → [B, T, D]`; a table gains nothing from the distinct ids."""
+        """Look-up `[B, T] → [B, T, D]`; a whole table gains nothing from the distinct ids."""
+        if self.tp.size > 1:
+            return super().forward(ids, unique_ids, inverse)  # fewer rows to sum over the ranks
         self._check(ids if unique_ids is None else unique_ids)
         return F.embedding(ids, self.weight)
+
+    def tp_plan(self) -> Plan:
+        """Each rank has some of the ids."""
+        return {"weight": Shard(0)}
+
+    def _own(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Which ids are in this rank's part of the table, and where (else 0)."""
+        local = ids - self.tp.rank * len(self.weight)
+        mine = (local >= 0) & (local < len(self.weight))
+        return mine, local.where(mine, 0)
 
 
 class TiedEmbedding(UntiedEmbedding):

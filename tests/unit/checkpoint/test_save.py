@@ -3,26 +3,32 @@
 import json
 import resource
 import shutil
+import threading
 
 import pytest
 import torch
 
 from leviathan.checkpoint.boxes import Slice, save_slices
+from leviathan.checkpoint.describe import checkpoints_table, list_checkpoints
+from leviathan.checkpoint.handle import SaveHandle
 from leviathan.checkpoint.layout import (
     complete_checkpoints,
     prune,
     read_state,
     resolve_checkpoint,
     step_dir,
+    step_of,
     tidy,
 )
 from leviathan.checkpoint.load import load_model, newest_whole
 from leviathan.checkpoint.manifest import fingerprint, verify_manifest
-from leviathan.checkpoint.save import save_checkpoint
-from leviathan.config.schema import RunConfig
+from leviathan.checkpoint.save import save_checkpoint, try_saving
+from leviathan.config.schema import CheckpointConfig, RunConfig
 from leviathan.errors import CheckpointError
+from leviathan.model.accounting import account
 from leviathan.model.init import init_weights
 from leviathan.model.transformer import CausalLM
+from leviathan.train.loop import first_weights, new_model
 
 
 @pytest.fixture
@@ -50,8 +56,12 @@ def save(config, mesh, step):
         Slice(f"model.{name}", tuple(p.shape), 0, p.detach().view(-1))
         for name, p in model.named_parameters()
     ]
-    save_checkpoint(config, mesh, {"step": step}, lambda folder: save_slices(slices, folder))
+    save_checkpoint(config, mesh, {"step": step}, writing(slices)).wait()
     return model
+
+
+def writing(slices):
+    return lambda folder: SaveHandle(lambda: save_slices(slices, folder), background=False)
 
 
 def test_a_saved_model_is_loaded_exactly_under_every_name(config, mesh):
@@ -75,7 +85,7 @@ def test_only_the_last_are_kept(config, mesh):
         "step-00000002",
         "step-00000003",
     ]
-    prune(config.run_dir, 1, 3)
+    prune(config.run_dir, CheckpointConfig(keep_last=1), 3)
     assert [path.name for path in (config.run_dir / "checkpoints").iterdir()] == ["step-00000003"]
 
 
@@ -187,7 +197,7 @@ def test_a_failed_save_leaves_the_former_checkpoint_and_no_draft(config, mesh):
         raise OSError(28, "No space left on device")
 
     with pytest.raises(CheckpointError, match="No space left on device"):
-        save_checkpoint(config, mesh, {"step": 2}, full_disk)
+        save_checkpoint(config, mesh, {"step": 2}, full_disk).wait()
     assert [path.name for path in (config.run_dir / "checkpoints").iterdir()] == ["step-00000001"]
     verify_manifest(step_dir(config.run_dir, 1))
 
@@ -218,3 +228,79 @@ def test_nothing_there_is_said_plainly(tmp_path):
         resolve_checkpoint(tmp_path)
     with pytest.raises(CheckpointError, match="no such checkpoint"):
         resolve_checkpoint(tmp_path / "checkpoints/step-00000007")
+
+
+def test_those_of_every_so_many_th_step_stay(config, mesh):
+    keeps = config.checkpoint.model_copy(update={"keep_last": 1, "keep_every": 4})
+    config = config.model_copy(update={"checkpoint": keeps})
+    for step in range(1, 8):
+        save(config, mesh, step)
+    assert [step_of(path) for path in complete_checkpoints(config.run_dir)] == [4, 7]
+
+
+def test_a_save_in_the_background_ends_when_waited_for(config, mesh):
+    written, begun = threading.Event(), threading.Event()
+
+    def slowly():
+        begun.set()
+        assert written.wait(10)
+
+    handle = SaveHandle(slowly, background=True)
+    assert begun.wait(10)
+    assert not handle.failed
+    written.set()
+    handle.wait()
+
+
+def test_what_fails_in_the_background_is_raised_by_waiting(config, mesh):
+    def full_disk(folder):
+        return SaveHandle(lambda: (folder / "no" / "such").write_text(""), background=True)
+
+    handle = save_checkpoint(config, mesh, {"step": 2}, full_disk)
+    with pytest.raises(CheckpointError, match=r"step-00000002: could not be saved.*No such file"):
+        handle.wait()
+    assert handle.failed
+    assert not list((config.run_dir / "checkpoints").iterdir())
+
+
+def test_a_try_leaves_nothing(config, mesh):
+    def write(folder):
+        (folder / "part").write_text("some")
+        return SaveHandle(lambda: None, background=False)
+
+    try_saving(config.run_dir, mesh, write)
+    assert not list(config.run_dir.iterdir())
+
+
+def test_describing_tells_what_wrote_it_and_names_the_damaged(config, mesh):
+    for step in (1, 2):
+        save(config, mesh, step)
+    for step in (1, 2):
+        state = {"step": step, "tokens": 70, "optimizer_steps": step, "world_size": 3}
+        (step_dir(config.run_dir, step) / "state.json").write_text(json.dumps(state))
+    (step_dir(config.run_dir, 2) / "config.yaml").unlink()
+    found = list_checkpoints(config.run_dir)
+    assert found["step-00000001"]["parameters"] == account(config.model).total
+    assert found["step-00000001"]["engine"] == "deepspeed: precision fp32, zero_stage 1"
+    assert "config.yaml: missing" in found["step-00000002"]["damaged"]
+    table = checkpoints_table(found)
+    assert "step-00000001" in table
+    assert "config.yaml: missing" in table
+    assert checkpoints_table({}) == "no complete checkpoint"
+
+
+def test_another_run_begins_with_these_weights_and_nothing_else_of_them(config, mesh):
+    model = save(config, mesh, 3)
+    second = config.model_copy(
+        update={"run_dir": config.run_dir.with_name("second"), "init_from": config.run_dir}
+    )
+    source = first_weights(second, mesh)
+    assert source == step_dir(config.run_dir, 3)
+    begun = new_model(second, source)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(begun.get_parameter(name), parameter), name
+    assert begun.training
+    (source / "state.json").unlink()
+    with pytest.raises(CheckpointError, match=r"state\.json: missing"):
+        first_weights(second, mesh)
+    assert first_weights(config, mesh) is None

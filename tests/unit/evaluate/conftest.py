@@ -1,7 +1,9 @@
 """Real checkpoints of small random models in run folders of their own, on the tiny data set."""
 
+import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,14 +21,16 @@ from leviathan.model.transformer import CausalLM
 STEP = 20
 
 
-def write_run(run_dir: Path, data: Path, kind: str, spread: float = 0.1) -> Path:
+def write_run(
+    run_dir: Path, data: Path, kind: str, spread: float = 0.1, seq_len: int | None = None
+) -> Path:
     """A run folder with one checkpoint; weights far from uniform predictions, so scores differ."""
     info = DatasetInfo.load(data)
     model_config = {
         "d_model": 16,
         "n_layers": 2,
         "n_heads": 2,
-        "seq_len": info.seq_len,
+        "seq_len": seq_len or info.seq_len,
         "vocab_size": info.vocab_size,
         "padded_vocab_size": info.vocab_size + 7,
         "init_std": spread,
@@ -62,6 +66,23 @@ def runs(tiny_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     """One run folder for each kind of input embedding; tests may add evaluations to them."""
     root = tmp_path_factory.mktemp("runs")
     return {kind: write_run(root / kind, tiny_dataset, kind) for kind in ("tied", "leviathan")}
+
+
+@pytest.fixture(scope="session")
+def wide_run(tiny_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose context is wide enough for the tasks of lm-eval."""
+    return write_run(tmp_path_factory.mktemp("wide") / "run", tiny_dataset, "leviathan", seq_len=96)
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reaches for the network fails."""
+
+    def refuse(*args: Any) -> None:
+        raise AssertionError(f"reached for the network: {args[1:]}")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
 
 
 @pytest.fixture

@@ -14,8 +14,9 @@ from leviathan.checkpoint.load import load_model
 from leviathan.data.format import DatasetInfo
 from leviathan.data.mds import Rows
 from leviathan.data.tokenizer import load_tokenizer
-from leviathan.errors import DataError
+from leviathan.errors import ConfigError, DataError
 from leviathan.evaluate.perplexity import perplexity, token_bytes
+from leviathan.evaluate.scoring import open_checkpoint, score_split
 
 CLOSE = 1e-5  # fp32 sums over about a thousand targets, in another order
 
@@ -91,3 +92,52 @@ def test_bytes_of_tokens(tiny_dataset: Path) -> None:
     ids = tokenizer.encode("naïve Ωμέγα\n")
     assert lengths[ids].sum() == len("naïve Ωμέγα\n".encode())
     assert lengths[tokenizer.end_of_text] == 0
+
+
+@pytest.mark.parametrize("stride", [5, 32])
+def test_stride_scores_each_token_once_after_more_text(
+    make_run: Callable[..., Path], tiny_dataset: Path, stride: int
+) -> None:
+    run = make_run(tiny_dataset)
+    result = perplexity(run, tiny_dataset, stride=stride, batch_size=32)
+    whole = perplexity(run, tiny_dataset)
+    assert result["tokens"] == whole["tokens"]
+    assert result["bytes"] == whole["bytes"]
+    assert {name: part["tokens"] for name, part in result["by_subset"].items()} == {
+        name: part["tokens"] for name, part in whole["by_subset"].items()
+    }
+    rows = Rows(tiny_dataset / "val")
+    tokens = [rows[number].tokens[: rows[number].n_valid] for number in range(len(rows))]
+    stream = np.concatenate([tokens[0], *(row[1:] for row in tokens[1:])]).astype(np.int64)
+    model, _, _ = load_model(run)
+    nats, count, length = 0.0, len(stream) - 1, 32
+    for place in range(count):  # what is scored at this place, and the window that it ends in
+        end = length if place < length else length + -(-(place + 1 - length) // stride) * stride
+        end = min(end, count)
+        start = max(0, end - length)
+        ids = torch.tensor(stream[start : place + 1])[None]
+        logits = model.logits(ids)[0, -1, :601].double()
+        nats += float(F.cross_entropy(logits, torch.tensor(stream[place + 1])))
+        if place == 100:  # enough; the rest is the same
+            break
+    head = _first_nll(run, tiny_dataset, stride, 101)
+    assert sum(head) == pytest.approx(nats, rel=CLOSE)
+    filed = run / "evaluation" / "step-00000020" / f"perplexity_stride_{stride}.json"
+    assert json.loads(filed.read_text()) == result
+
+
+def _first_nll(run: Path, data: Path, stride: int, count: int) -> list[float]:
+    """NLL of the first targets of the split, as the strided evaluation has them."""
+    loaded = open_checkpoint(run)
+    info = DatasetInfo.load(data)
+    found: list[float] = []
+    for scored in score_split(loaded, info, data, "val", 32, "", stride):
+        found += scored.nll.tolist()
+        if len(found) >= count:
+            break
+    return found[:count]
+
+
+def test_stride_that_means_nothing(runs: dict[str, Path], tiny_dataset: Path) -> None:
+    with pytest.raises(ConfigError, match="--stride 33: expected 1 to the context's 32"):
+        perplexity(runs["tied"], tiny_dataset, stride=33)

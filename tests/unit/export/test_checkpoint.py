@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from leviathan.checkpoint.boxes import Slice, save_slices
+from leviathan.checkpoint.handle import SaveHandle
 from leviathan.checkpoint.save import save_checkpoint
 from leviathan.config.schema import RunConfig
 from leviathan.data.tokenizer import load_tokenizer
@@ -46,7 +47,9 @@ def run(tmp_path, tiny_tokenizer, monkeypatch) -> RunConfig:
     mesh = init_mesh(read_launch_env(), tp=1)
     try:
         state = {"step": 9, "tokens": 576, "data_fingerprint": "f00d"}
-        save_checkpoint(config, mesh, state, lambda folder: save_slices(slices, folder))
+        save_checkpoint(
+            config, mesh, state, lambda at: SaveHandle(lambda: save_slices(slices, at), False)
+        ).wait()
     finally:
         leave_mesh()
     return config

@@ -26,6 +26,38 @@ TEXTS = [
     "I'll we've THEY'RE don'T 'sup",
     "a" * 300 + " " * 300,
 ]
+LANGUAGES = {  # one plain sentence each, made up for this test
+    "Arabic": "ذهب الأطفال إلى المدرسة في الصباح الباكر.",
+    "Bengali": "আজ সকালে বৃষ্টি হয়েছিল, তাই রাস্তা ভেজা।",
+    "Chinese": "今天早上下了雨，所以路面是湿的。",
+    "Czech": "Dnes ráno pršelo, a proto je silnice mokrá.",
+    "English": "It rained this morning, so the road isn't dry.",
+    "Finnish": "Tänä aamuna satoi, joten tie on märkä.",
+    "French": "Il a plu ce matin ; c'est pourquoi la route n'est pas sèche.",
+    "German": "Heute früh hat es geregnet, darum ist die Straße naß.",
+    "Greek": "Σήμερα το πρωί έβρεξε, γι' αυτό ο δρόμος είναι βρεγμένος.",
+    "Hebrew": "הבוקר ירד גשם, ולכן הכביש רטוב.",
+    "Hindi": "आज सुबह बारिश हुई, इसलिए सड़क गीली है।",
+    "Indonesian": "Pagi ini hujan, jadi jalanan basah.",
+    "Japanese": "今朝は雨が降ったので、道がぬれています。",
+    "Korean": "오늘 아침에 비가 와서 길이 젖었습니다.",
+    "Polish": "Dziś rano padało, więc droga jest mokra.",
+    "Portuguese": "Choveu hoje de manhã, por isso a estrada não está seca.",
+    "Russian": "Сегодня утром шёл дождь, поэтому дорога мокрая.",
+    "Spanish": "¿Llovió esta mañana? Sí; por eso la carretera está mojada.",
+    "Thai": "เช้านี้ฝนตก ถนนจึงเปียก",
+    "Turkish": "Bu sabah yağmur yağdı, bu yüzden yol ıslak.",
+    "Ukrainian": "Сьогодні вранці йшов дощ, тож дорога мокра.",
+    "Vietnamese": "Sáng nay trời mưa nên đường ướt.",
+}
+CODE = [
+    "def f(x: int) -> str:\n    return f'{x!r:>10}'  # ½ → 0.5\n",
+    '#include <stdio.h>\nint main(void){printf("%d\\n",1<<3);return 0;}\n',
+    "const g = async (a) => `${await a}` ?? null; // ok?\n\t\tif(!g){}\n",
+    "SELECT a.*, COUNT(*) FROM t AS a WHERE x <> 'it''s' GROUP BY 1;\n",
+    'fn main() { let v: Vec<&\'static str> = vec![]; println!("{:?}", v); }\n',
+    "all: $(OBJ)\n\t@echo $@ $^ >> /dev/null 2>&1 || exit 1\n",
+]
 SMALL = {  # the others need no fields, or match what little is said here
     "leviathan": {"d_seed": 8, "heads": 2, "knots": 5, "rank": 4},
     "leviathan_v1": {"d_seed": 8, "modes": 2, "knots": 5, "rank": 4},
@@ -138,7 +170,7 @@ def assert_same_ids(folder: Path, tokenizer: Tokenizer) -> None:
     assert fast.is_fast
     assert len(fast) == tokenizer.vocab_size
     assert fast.eos_token_id == fast.convert_tokens_to_ids(END_OF_TEXT) == tokenizer.end_of_text
-    for text in TEXTS:
+    for text in [*TEXTS, *LANGUAGES.values(), *CODE]:
         ids = tokenizer.encode(text)
         assert fast(text).input_ids == ids
         assert fast.decode(ids) == text
@@ -160,6 +192,71 @@ def test_fast_tokenizer_of_o200k(make, shared, tmp_path, monkeypatch):
     model, config = make("tied", vocab_size=200_019, padded_vocab_size=200_376, d_model=8)
     export_model(model, config, tokenizer, {}, tmp_path / "out", verify=True)
     assert_same_ids(tmp_path / "out", tokenizer)
+
+
+@pytest.mark.heavy
+def test_fast_tokenizer_on_the_corpus(make, shared, tmp_path, monkeypatch):
+    """A thousand real documents, of code and prose."""
+    import io
+    from itertools import islice
+
+    import zstandard
+    from transformers import AutoTokenizer
+
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(shared / "data" / "tiktoken_cache"))
+    tokenizer = load_tokenizer("o200k_base")
+    model, config = make("tied", vocab_size=200_019, padded_vocab_size=200_376, d_model=8)
+    export_model(model, config, tokenizer, {}, tmp_path / "out")
+    fast = AutoTokenizer.from_pretrained(tmp_path / "out")
+    with (shared / "data" / "corpus" / "val.jsonl.zst").open("rb") as file:
+        reader = io.TextIOWrapper(zstandard.ZstdDecompressor().stream_reader(file), "utf-8")
+        for line in islice(reader, 1000):
+            text = json.loads(line)["text"]
+            assert fast(text, verbose=False).input_ids == tokenizer.encode(text)
+
+
+def test_prefix_by_the_tokenizer(make, tokenizer, tmp_path):
+    """With add_bos, end-of-text stands before every text once; without special tokens, not."""
+    from transformers import AutoTokenizer
+
+    model, config = make("tied")
+    export_model(model, config, tokenizer, {}, tmp_path, verify=True, add_bos=True)
+    fast = AutoTokenizer.from_pretrained(tmp_path)
+    for text in TEXTS:
+        ids = tokenizer.encode(text)
+        assert fast(text).input_ids == [tokenizer.end_of_text, *ids]
+        assert fast(text, add_special_tokens=False).input_ids == ids
+        assert fast.decode(fast(text).input_ids, skip_special_tokens=True) == text
+    assert "puts it there by itself" in (tmp_path / "README.md").read_text()
+
+
+def test_weights_are_split_by_size(make, tokenizer, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    model, config = make("leviathan")
+    result = export_model(model, config, tokenizer, {}, tmp_path, verify=True, shard_size="40KB")
+    files = sorted(tmp_path.glob("*.safetensors"))
+    assert len(files) > 2
+    assert (tmp_path / "model.safetensors.index.json").is_file()
+    assert len({path.stat().st_mode for path in tmp_path.iterdir()}) == 1
+    llama = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert sum(value.numel() for value in llama.parameters()) == result["parameters"]
+    with pytest.raises(ConfigError, match="such as 5GB"):
+        export_model(model, config, tokenizer, {}, tmp_path, shard_size="big")
+
+
+def test_card_explains_the_counts(make, tokenizer, tmp_path):
+    for kind in ("tied", "leviathan"):
+        model, config = make(kind)
+        result = export_model(model, config, tokenizer, {}, tmp_path / kind)
+        card = (tmp_path / kind / "README.md").read_text()
+        trained = sum(value.numel() for value in model.parameters())
+        assert f"Trained were {trained:,} parameters" in card
+        assert f"holds {result['parameters']:,}" in card
+        rows = config.vocab_size
+        assert f"without the {320 - rows} rows that only padded" in card
+        written = f"is written out as {rows} × 32 = {rows * 32:,} numbers"
+        assert (written in card) == (kind == "leviathan")
 
 
 def test_nothing_is_left_after_a_failure(make, tokenizer, tmp_path, monkeypatch):

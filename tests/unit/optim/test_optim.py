@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import pytest
@@ -20,6 +21,22 @@ def test_cosine_ends_at_its_ratio_and_halves_in_the_middle():
     assert lr_at(optim, 101, 100) == pytest.approx(0.2)
     rates = [lr_at(optim, 101, step) for step in range(101)]
     assert rates == sorted(rates, reverse=True)
+
+
+def test_wsd_is_stable_and_then_falls_in_a_straight_line():
+    optim = OptimConfig(lr=2.0, warmup_steps=5, schedule="wsd", decay_fraction=0.2)
+    rates = [lr_at(optim, 100, step) for step in range(100)]
+    assert rates[4:79] == [2.0] * 75
+    assert rates[99] == pytest.approx(0.2)
+    falls = [a - b for a, b in itertools.pairwise(rates[79:])]
+    assert falls == pytest.approx([1.8 / 20] * 20)
+
+
+def test_wsd_in_the_shortest_runs():
+    assert lr_at(OptimConfig(lr=2.0, schedule="wsd"), 1, 0) == pytest.approx(0.2)
+    long_decay = OptimConfig(lr=2.0, schedule="wsd", warmup_steps=2, decay_fraction=1.0)
+    assert lr_at(long_decay, 4, 1) == 2.0
+    assert lr_at(long_decay, 4, 2) == pytest.approx(1.1)
 
 
 def test_constant_and_shortest_runs():

@@ -6,6 +6,7 @@ import shutil
 import pytest
 
 from leviathan.checkpoint.boxes import save_slices
+from leviathan.checkpoint.handle import SaveHandle
 from leviathan.checkpoint.save import save_checkpoint
 from leviathan.config.schema import RunConfig
 from leviathan.data.format import DatasetInfo
@@ -39,7 +40,9 @@ def begun(make, mesh, tiny_dataset):
 
     def begin(config):
         state = {"step": 3, "tokens": 300, "skipped": 1, "data_fingerprint": info.fingerprint}
-        save_checkpoint(config, mesh, state, lambda folder: save_slices([], folder))
+        save_checkpoint(
+            config, mesh, state, lambda at: SaveHandle(lambda: save_slices([], at), False)
+        ).wait()
         return info
 
     return begin

@@ -1,0 +1,78 @@
+"""How long a save keeps training waiting: in the background against on the spot.
+
+    python benchmarks/checkpoint.py [--json] [--rounds N] [--dir DIR]
+
+One process, FSDP2, the 60M-like model with 50k ids, steps of 64 tokens. "Waits" is the time until
+training goes on; "costs" also what the steps beside the writing take longer (they share the cores
+with it).
+"""
+
+import time
+from pathlib import Path
+
+from harness import Report, arguments, ready
+from run import one_batch, run_config, scratch, world
+
+from leviathan.config.plan import RunPlan
+from leviathan.engine import build_engine
+from leviathan.engine.base import Engine
+from leviathan.train.loop import new_model
+from leviathan.train.saving import Saving
+
+STEPS = 8  # after a save, enough for the writing to end beside them
+
+
+class Side:
+    """An engine that saves in one of the two ways."""
+
+    def __init__(self, folder: Path, background: bool) -> None:
+        folder.mkdir()
+        config = run_config(
+            folder, {"kind": "fsdp2"}, 1, 64, checkpoint={"background": background, "keep_last": 1}
+        )
+        self.mesh, self.batch = world(), one_batch(config)
+        self.engine: Engine = build_engine(lambda: new_model(config), RunPlan(config, 1), self.mesh)
+        self.saving = Saving(self.engine, config, self.mesh)
+        self.step = 0
+        self.steps(2)
+        self.saving.rehearse()  # as a run does, so that the memory for the copy is there
+
+    def steps(self, count: int) -> float:
+        """Seconds of so many steps."""
+        begin = time.perf_counter()
+        for _ in range(count):
+            self.engine.train_step([self.batch], 1e-4)
+        return time.perf_counter() - begin
+
+    def save(self) -> tuple[float, float]:
+        """Seconds that training waits for a save, and that it costs all in all."""
+        plain = self.steps(STEPS)
+        self.step += 1
+        begin = time.perf_counter()
+        self.saving.begin({"step": self.step, "tokens": 0})
+        waits = time.perf_counter() - begin
+        beside = self.steps(STEPS)
+        with self.saving:
+            pass
+        return waits, waits + beside - plain
+
+
+def main() -> None:
+    """Command line."""
+    parser = arguments(__doc__ or "", rounds=5)
+    parser.add_argument("--dir", type=Path, help="where to save (a temporary folder)")
+    options = parser.parse_args()
+    ready(options.device)
+    report, folder = Report("checkpoint", options.json), options.dir or scratch()
+    ours, other = Side(folder / "background", True), Side(folder / "synchronous", False)
+    rounds = [(ours.save(), other.save()) for _ in range(options.rounds)]
+    names = (("waits for a save", "≤ 0.1"), ("a save costs", "≤ 1"))
+    for number, (name, goal) in enumerate(names):
+        pairs = [(a[number], b[number]) for a, b in rounds]
+        report.compare(f"training {name}" if not number else name, pairs, "synchronous", "s", goal)
+    size = sum(f.stat().st_size for f in folder.rglob("*.distcp")) / 2
+    report.figure("a checkpoint", size / 1e6, "MB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""Greedy generation with a cache: against transformers' Llama of the same weights, and by kind.
+
+python benchmarks/generate.py [--json] [--rounds N] [--device cuda]
+"""
+
+import torch
+from harness import Report, arguments, paired, ready, seconds
+
+from leviathan.config.schema import ModelConfig
+from leviathan.export.hf_llama import llama_state, quiet_transformers
+from leviathan.model.decode import generate, materialised
+from leviathan.model.init import init_weights
+from leviathan.model.transformer import CausalLM
+
+VOCABULARY = 200_019
+PADDED = 200_376
+PROMPT, NEW = 64, 64  # tokens
+NEVER = -1  # an end of text that no id is
+SHAPES = {
+    "cpu": {"v1_60m": (256, 6, 4)},
+    "cuda": {"200m": (640, 12, 10), "1.2b": (2048, 12, 32)},
+}
+
+
+def build(shape: tuple[int, int, int], kind: str, device: torch.device) -> CausalLM:
+    """A model with its weights as they are drawn, and its input table made."""
+    width, layers, heads = shape
+    config = ModelConfig.model_validate(
+        {"d_model": width, "n_layers": layers, "n_heads": heads, "embedding": {"kind": kind}}
+        | {"vocab_size": VOCABULARY, "padded_vocab_size": PADDED}
+    )
+    model = CausalLM(config)
+    init_weights(model, config, seed=0)
+    model = model.to(device)
+    if device.type == "cuda":
+        model = model.bfloat16()
+    return model.eval()
+
+
+def llama(model: CausalLM, device: torch.device):
+    """transformers' model of the same weights."""
+    config = model.config
+    hf = quiet_transformers()
+    settings = hf.LlamaConfig(
+        vocab_size=config.vocab_size,
+        hidden_size=config.d_model,
+        intermediate_size=config.d_ff,
+        num_hidden_layers=config.n_layers,
+        num_attention_heads=config.n_heads,
+        max_position_embeddings=config.seq_len,
+        rms_norm_eps=config.norm_eps,
+        rope_theta=config.rope_theta,
+        tie_word_embeddings=model.lm_head.tied,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    dtype = model.lm_head.weight.dtype
+    with torch.device("meta"):
+        other = hf.LlamaForCausalLM(settings)
+    state = llama_state(model, config, dtype)
+    if model.lm_head.tied:
+        state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    other.load_state_dict(state, assign=True)
+    other.tie_weights()
+    other.model.rotary_emb = type(other.model.rotary_emb)(config=settings)  # off the meta device
+    return other.to(device).eval()
+
+
+def continuation(model: CausalLM, prompts: list[list[int]]) -> list[list[int]]:
+    """What `generate` makes of them."""
+    made: list[list[int]] = [[] for _ in prompts]
+
+    def on_token(row: int, token: int) -> bool:
+        made[row].append(token)
+        return True
+
+    generate(model, prompts, NEW, NEVER, on_token)
+    return made
+
+
+def measure(
+    report: Report, name: str, shape: tuple[int, int, int], rounds: int, device: torch.device
+) -> None:
+    """One shape, one prompt and eight."""
+    ours = build(shape, "leviathan", device)
+    report.figure(
+        f"{name}: the table, once", seconds(ours.model.embed_tokens.materialise, device), "s"
+    )
+    table, tied = materialised(ours), build(shape, "tied", device)
+    other = llama(ours, device)
+    ids = torch.randint(0, VOCABULARY, (8, PROMPT), device=device)
+    for batch in (1, 8):
+        prompts = ids[:batch].tolist()
+        options = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
+        options["attention_mask"] = torch.ones_like(ids[:batch])
+
+        def theirs(batch: int = batch, options: dict = options) -> list[list[int]]:
+            return other.generate(ids[:batch], **options)[:, PROMPT:].tolist()
+
+        if device.type == "cpu":
+            assert continuation(table, prompts) == theirs(), "not the same text"
+        case = f"{name}: {batch} × ({PROMPT} + {NEW}) tokens"
+        pairs = paired(lambda p=prompts: continuation(table, p), theirs, rounds, device)
+        report.compare(case, pairs, "transformers' Llama", "s", "≥ 1.0")
+        pairs = paired(
+            lambda p=prompts: continuation(table, p),
+            lambda p=prompts: continuation(tied, p),
+            rounds,
+            device,
+        )
+        report.compare(f"{case}, Leviathan", pairs, "tied", "s", "≤ 1.02")
+        median = sorted(mine for mine, _ in pairs)[len(pairs) // 2]
+        report.figure(case, batch * NEW / median, "tokens/s")
+
+
+def main() -> None:
+    """Command line."""
+    options = arguments(__doc__ or "", rounds=7).parse_args()
+    device = ready(options.device)
+    report = Report("generate", options.json)
+    for name, shape in SHAPES[device.type].items():
+        measure(report, name, shape, options.rounds, device)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""FSDP2 behind the Engine protocol: every parameter cut by rows over the data-parallel ranks."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from leviathan.checkpoint.handle import SaveHandle
+from leviathan.config.plan import RunPlan
+from leviathan.config.schema import Fsdp2Config
+from leviathan.data.stream import Batch
+from leviathan.engine.base import ParamState, StepStats, global_targets, squared_norm, step_stats
+from leviathan.engine.blocks import prepare_blocks
+from leviathan.engine.shards import Shard, ShardedState
+from leviathan.errors import ConfigError
+from leviathan.model.transformer import CausalLM, TokenScores
+from leviathan.optim import build_optimizer
+from leviathan.parallel.mesh import Mesh
+
+
+class Fsdp2Engine:
+    """Full or hybrid sharding (HSDP); fp32, or bf16 with fp32 masters and fp32 reduction.
+
+    AdamW works on this rank's rows as plain tensors in the memory of FSDP2's own shards: the same
+    optimizer as everywhere, without the cost of distributed tensors.
+    """
+
+    def __init__(self, model_factory: Callable[[], CausalLM], plan: RunPlan, mesh: Mesh) -> None:
+        engine = plan.config.engine
+        assert isinstance(engine, Fsdp2Config)
+        if mesh.dp % engine.replicas:
+            raise ConfigError(
+                f"engine.replicas={engine.replicas} does not divide the {mesh.dp} data-parallel "
+                "ranks that were started: each replica is cut over equally many"
+            )
+        self._mesh, self._replicas = mesh, engine.replicas
+        self._clip = plan.config.optim.grad_clip
+        self.optimizer_steps = 0
+        model = model_factory()
+        shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+        prepare_blocks(model, engine)
+        policy = MixedPrecisionPolicy()
+        if engine.precision == "bf16":
+            policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+        _shard(model, _device_mesh(mesh, engine.replicas), policy)
+        self._model = model
+        self._sharded = cast(FSDPModule, model)
+        self._adamw = build_optimizer(model, plan.config.optim)
+        # Where the model is gathered, its attributes are the whole parameters: hold on to ours.
+        self._rows = dict(model.named_parameters())
+        masters = {name: nn.Parameter(_local(p.detach())) for name, p in self._rows.items()}
+        self._masters = {name: p for name, p in masters.items() if p.numel()}
+        ours = {id(self._rows[name]): p for name, p in self._masters.items()}
+        for group in self._adamw.param_groups:
+            group["params"] = [ours[id(p)] for p in group["params"] if id(p) in ours]
+        shards = [self._shard_of(name, shapes[name]) for name in self._masters]
+        background = plan.config.checkpoint.background
+        self._state = ShardedState(shards, shapes, self._adamw, mesh, background)
+
+    def _shard_of(self, name: str, shape: tuple[int, ...]) -> Shard:
+        """FSDP2 cuts the first dimension into equal parts, of which the last may be smaller."""
+        ranks = self._mesh.dp // self._replicas
+        replica, rank = divmod(self._mesh.dp_rank, ranks)
+        master = self._masters[name]
+        start = rank * -(-shape[0] // ranks) * (master.numel() // len(master))
+        return Shard(name, shape, start, master.numel(), master, 0, replica, self._replicas)
+
+    # ------------------------------------------------------------ training
+
+    def train_step(self, microbatches: Sequence[Batch], lr: float) -> StepStats:
+        """One optimizer step on this rank's part of a global batch; see `Engine`.
+
+        Loss = Σ nll / number of valid targets, both over the global batch. FSDP2 averages
+        gradients over the dp ranks, so each rank's sum is scaled by dp / number. They are reduced
+        after every micro-batch, so that none is ever held whole.
+        """
+        mesh = self._mesh
+        tokens = global_targets(microbatches, mesh)
+        scale = mesh.dp / max(1, tokens)
+        nll = torch.zeros((), dtype=torch.float64, device=mesh.device)
+        self._model.train()
+        for number, batch in enumerate(microbatches, start=1):
+            last = number == len(microbatches)
+            self._sharded.set_is_last_backward(last)
+            self._sharded.set_requires_all_reduce(last)
+            batch = batch.to(mesh.device)
+            loss_sum = self._model(batch.input_ids, batch.targets, batch.unique_ids, batch.inverse)
+            nll += loss_sum.detach()
+            (loss_sum * scale).backward()
+        gradients = self._take_gradients()
+        stats = step_stats(nll, squared_norm(gradients) / self._replicas, tokens, mesh)
+        if not stats.skipped:
+            self._update(gradients, stats.grad_norm, lr)
+        for master in self._masters.values():
+            master.grad = None
+        return stats
+
+    def _take_gradients(self) -> list[Tensor]:
+        """Moves the reduced gradients of this rank's rows to where AdamW looks for them."""
+        for name, rows in self._rows.items():
+            if name in self._masters and rows.grad is not None:
+                self._masters[name].grad = _local(rows.grad)
+            rows.grad = None
+        return [p.grad for p in self._masters.values() if p.grad is not None]
+
+    def _update(self, gradients: list[Tensor], norm: float, lr: float) -> None:
+        factor = self._clip / (norm + 1e-6)
+        if factor < 1:
+            torch._foreach_mul_(gradients, factor)  # pyright: ignore[reportPrivateImportUsage]
+        for group in self._adamw.param_groups:
+            group["lr"] = lr
+        self._adamw.step()
+        self.optimizer_steps += 1
+
+    @torch.no_grad()
+    def score(self, batch: Batch) -> TokenScores:
+        """Per-token nll and is-greedy [B, T] of this rank's rows."""
+        batch = batch.to(self._mesh.device)
+        self._model.eval()
+        scores = self._model(
+            batch.input_ids, batch.targets, batch.unique_ids, batch.inverse, output="scores"
+        )
+        self._sharded.reshard()  # without a backward pass the last weights would stay gathered
+        return scores
+
+    # ------------------------------------------------------------ state
+
+    def save(self, directory: Path) -> SaveHandle:
+        """See `ShardedState.save`."""
+        return self._state.save(directory)
+
+    def load(self, directory: Path) -> None:
+        """See `ShardedState.load`."""
+        self.optimizer_steps = self._state.load(directory)
+
+    def iter_full_state(self) -> Iterator[ParamState]:
+        """See `ShardedState.iter_full_state`."""
+        return self._state.iter_full_state()
+
+
+def _local(sharded: Tensor) -> Tensor:
+    """This rank's rows, in the memory of the sharded tensor itself."""
+    return cast(DTensor, sharded).to_local()
+
+
+def _device_mesh(mesh: Mesh, replicas: int) -> DeviceMesh:
+    """The data-parallel ranks: one dimension, or two for HSDP (replicas outermost)."""
+    shape = (replicas, mesh.dp // replicas, mesh.tp)
+    whole = init_device_mesh(
+        mesh.device.type, shape, mesh_dim_names=("replicate", "shard", "tensor")
+    )
+    return whole["shard"] if replicas == 1 else whole["replicate", "shard"]
+
+
+def _shard(model: CausalLM, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> None:
+    """One group of parameters a block; a tied table stays with the head, which also uses it."""
+    parts: list[nn.Module] = list(model.model.layers)
+    if not model.lm_head.tied:
+        parts.insert(0, model.model.embed_tokens)
+    for part in parts:
+        fully_shard(part, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)

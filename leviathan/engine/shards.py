@@ -1,0 +1,150 @@
+"""What every engine holds of the model, as flat slices of fp32 masters, and what is done with them.
+
+However an engine cuts parameters up, a rank's part of one is a run of its elements in row-major
+order: a ZeRO partition, some rows of an FSDP2 shard, or all of it. Saving, loading and assembling
+whole parameters need to know no more.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from leviathan.checkpoint.boxes import Slice, check_tensors, load_slices, save_slices
+from leviathan.checkpoint.handle import SaveHandle
+from leviathan.checkpoint.layout import read_state
+from leviathan.checkpoint.load import WEIGHTS
+from leviathan.engine.base import ParamState
+from leviathan.optim import GuardedAdamW
+from leviathan.parallel.mesh import Mesh
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+PREFIXES = (WEIGHTS, *(f"optim.{key}." for key in MOMENTS))  # of names in a checkpoint
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The part of one parameter that this rank's AdamW updates."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int  # of the flattened parameter
+    count: int
+    master: Tensor  # fp32, any shape: what AdamW knows as a parameter
+    offset: int  # of the flattened master
+    copy: int = 0  # which of `copies` equal ones, each held by other ranks, this is
+    copies: int = 1
+
+    @property
+    def weight(self) -> Tensor:
+        """[count] view of the fp32 master."""
+        return self._cut(self.master.detach())
+
+    def tensors(self, optimizer: GuardedAdamW) -> dict[str, Tensor]:
+        """Prefix in a checkpoint → [count] view of what is held: weight and both moments."""
+        state = _state_of(optimizer, self.master)
+        return dict(
+            zip(PREFIXES, (self.weight, *(self._cut(state[k]) for k in MOMENTS)), strict=True)
+        )
+
+    def _cut(self, whole: Tensor) -> Tensor:
+        return whole.view(-1).narrow(0, self.offset, self.count)
+
+
+def _state_of(optimizer: GuardedAdamW, master: Tensor) -> dict[str, Tensor]:
+    """AdamW's state of a master; before its first step as AdamW would begin it."""
+    state = optimizer.state[master]
+    if not state:
+        fused = optimizer.defaults["fused"]
+        state["step"] = torch.tensor(0.0, device=master.device if fused else "cpu")
+        for key in MOMENTS:
+            state[key] = torch.zeros_like(master, requires_grad=False)
+    return state
+
+
+class ShardedState:
+    """This rank's shards of the weights and moments of one model.
+
+    Args:
+        shards: in the order of `shapes`; parameters of which nothing is held are left out.
+        shapes: canonical name → whole shape, of all parameters.
+        optimizer: whose moments these are.
+        mesh: the ranks among which they lie.
+        background: whether `save` returns as soon as it has a copy.
+    """
+
+    def __init__(
+        self,
+        shards: list[Shard],
+        shapes: Mapping[str, tuple[int, ...]],
+        optimizer: GuardedAdamW,
+        mesh: Mesh,
+        background: bool,
+    ) -> None:
+        self._shards, self._shapes = shards, shapes
+        self._optimizer, self._mesh = optimizer, mesh
+        self._background = background
+        self._copies: dict[str, Tensor] = {}  # kept: fresh pages cost more than the copying
+
+    def save(self, directory: Path) -> SaveHandle:
+        """Every rank writes the boxes it holds; ranks that hold copies share the writing."""
+        slices = list(self._slices(divide=True))
+        if self._background:
+            slices = [self._copied(piece) for piece in slices]
+        group = self._mesh.apart.group
+        return SaveHandle(lambda: save_slices(slices, directory, group), self._background)
+
+    def load(self, directory: Path) -> int:
+        """Fills masters and moments from a checkpoint of any layout; its number of updates.
+
+        Raises:
+            CheckpointError: the checkpoint is of another model.
+        """
+        expected = {p + name: shape for name, shape in self._shapes.items() for p in PREFIXES}
+        with self._mesh.together():
+            check_tensors(directory, expected)
+            updates = read_state(directory, optimizer_steps=int)["optimizer_steps"]
+        load_slices(self._slices(divide=False), directory)
+        for shard in self._shards:  # AdamW's bias correction
+            _state_of(self._optimizer, shard.master)["step"].fill_(float(updates))
+        return updates
+
+    def fill_weights(self, whole: Mapping[str, Tensor]) -> None:
+        """Sets the masters to whole parameters that every rank has."""
+        for shard in self._shards:
+            part = whole[shard.name].reshape(-1).narrow(0, shard.start, shard.count)
+            shard.weight.copy_(part)
+
+    def iter_full_state(self) -> Iterator[ParamState]:
+        """Whole fp32 parameters and moments, assembled one parameter at a time. Collective."""
+        held = {shard.name: shard for shard in self._shards}
+        for name, shape in self._shapes.items():
+            whole = torch.zeros(3, math.prod(shape), device=self._mesh.device)
+            shard = held.get(name)
+            if shard is not None and shard.copy == 0:
+                for row, flat in zip(whole, shard.tensors(self._optimizer).values(), strict=True):
+                    row[shard.start : shard.start + shard.count] = flat
+            dist.all_reduce(whole)  # the slices do not overlap: adding zeros is exact
+            yield ParamState(name, *whole.cpu().view(3, *shape))
+
+    def _slices(self, divide: bool) -> Iterator[Slice]:
+        for shard in self._shards:
+            first, last = 0, shard.count
+            if divide:
+                first = shard.count * shard.copy // shard.copies
+                last = shard.count * (shard.copy + 1) // shard.copies
+            for key, flat in shard.tensors(self._optimizer).items():
+                yield Slice(key + shard.name, shard.shape, shard.start + first, flat[first:last])
+
+    def _copied(self, piece: Slice) -> Slice:
+        """The same on the CPU, in memory that training does not touch."""
+        copy = self._copies.get(piece.key)
+        if copy is None:
+            copy = torch.empty_like(piece.flat, device="cpu")
+            self._copies[piece.key] = copy
+        copy.copy_(piece.flat)
+        return Slice(piece.key, piece.shape, piece.start, copy)

@@ -1,0 +1,154 @@
+"""Text from a checkpoint: prompts side by side, shown as it comes."""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from leviathan.console import say
+from leviathan.data.tokenizer import Tokenizer
+from leviathan.errors import ConfigError, DataError
+from leviathan.evaluate.scoring import open_checkpoint
+from leviathan.evaluate.text_stream import TextStream
+from leviathan.model.decode import Sampling, generate, materialised
+from leviathan.model.transformer import CausalLM
+
+OnText = Callable[[int, str], None]  # (number of the prompt, new text)
+
+
+def generate_texts(
+    checkpoint: Path,
+    prompts: Sequence[str],
+    max_new_tokens: int = 100,
+    sampling: Sampling | None = None,
+    stops: Sequence[str] = (),
+    batch_size: int = 8,
+    on_text: OnText | None = None,
+) -> dict[str, Any]:
+    """Continues texts with a checkpoint.
+
+    Args:
+        checkpoint: whatever `resolve_checkpoint` takes, or a Hugging Face Llama folder.
+        prompts: texts; an empty one begins a document.
+        max_new_tokens: at most so many a prompt.
+        sampling: greedy if left out; a prompt's draws depend on the seed and its number alone.
+        stops: texts at which a continuation ends; they are not part of it.
+        batch_size: prompts at once.
+        on_text: gets each piece of text when it is certain.
+
+    Returns:
+        `completions`, one a prompt: `prompt`, `text`, `tokens`, `finish` (`end`, `stop`, `length`).
+
+    Raises:
+        CheckpointError: no whole checkpoint there.
+        ConfigError: a sampling option that means nothing, or no prompt.
+    """
+    how = sampling or Sampling()
+    if not prompts:
+        raise ConfigError("no prompt is given: use --prompt TEXT or --file FILE")
+    if how.temperature < 0 or not 0 < how.top_p <= 1:
+        raise ConfigError(
+            f"--temperature {how.temperature:g}, --top-p {how.top_p:g}: expected a temperature of "
+            "0 or more and a top-p above 0, at most 1"
+        )
+    loaded = open_checkpoint(checkpoint)
+    model = materialised(loaded.model)
+    completions: list[dict[str, Any]] = []
+    for first in range(0, len(prompts), batch_size):
+        batch = prompts[first : first + batch_size]
+        completions += _one_batch(
+            model, loaded.tokenizer, batch, first, max_new_tokens, how, stops, on_text
+        )
+    identity = {"checkpoint": str(loaded.directory), "step": loaded.step}
+    return {"completions": completions, "seed": how.seed, **identity}
+
+
+def _one_batch(
+    model: CausalLM,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str],
+    first: int,
+    new_tokens: int,
+    how: Sampling,
+    stops: Sequence[str],
+    on_text: OnText | None,
+) -> list[dict[str, Any]]:
+    streams = [TextStream(tokenizer, stops) for _ in prompts]
+    rows = [[tokenizer.end_of_text, *tokenizer.encode(prompt)] for prompt in prompts]
+    for number, row in enumerate(rows, first):
+        if len(row) > model.config.seq_len:
+            say(
+                f"prompt {number}: its first {len(row) - model.config.seq_len:,} tokens do not fit "
+                f"the context of {model.config.seq_len:,} and are not read",
+                style="yellow",
+            )
+
+    def tell(row: int, text: str) -> None:
+        if on_text is not None and text:
+            on_text(first + row, text)
+
+    def on_token(row: int, token: int) -> bool:
+        tell(row, streams[row].add(token))
+        return not streams[row].stopped
+
+    generate(model, rows, new_tokens, tokenizer.end_of_text, on_token, how, first)
+    for row, stream in enumerate(streams):
+        tell(row, stream.end())
+    return [
+        {
+            "prompt": prompt,
+            "text": stream.text,
+            "tokens": stream.tokens,
+            "finish": _finish(stream, new_tokens),
+        }
+        for prompt, stream in zip(prompts, streams, strict=True)
+    ]
+
+
+def _finish(stream: TextStream, new_tokens: int) -> str:
+    if stream.stopped:
+        return "stop"
+    return "length" if stream.tokens >= new_tokens else "end"
+
+
+def read_prompts(file: Path) -> list[str]:
+    """One prompt a line: plain text, or JSON strings and objects with `prompt` in a .jsonl file.
+
+    Raises:
+        DataError: the file cannot be read, or a line of it is something else.
+    """
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file}: cannot be read ({error})") from None
+    if file.suffix != ".jsonl":
+        return [line for line in lines if line]
+    prompts = []
+    for number, line in enumerate(lines, 1):
+        try:
+            said = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{file}:{number}: not JSON ({error})") from None
+        prompt = said.get("prompt") if isinstance(said, dict) else said
+        if not isinstance(prompt, str):
+            raise DataError(f"{file}:{number}: expected a text, or an object with `prompt`")
+        prompts.append(prompt)
+    return prompts
+
+
+def show_stream(prompt: str) -> OnText:
+    """Writes a prompt and then its continuation to standard output while it comes."""
+    sys.stdout.write(prompt)
+    sys.stdout.flush()
+
+    def show(number: int, text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    return show
+
+
+def as_text(result: dict[str, Any]) -> str:
+    """The texts, each with its prompt before it and a rule between them."""
+    return "\n---\n".join(found["prompt"] + found["text"] for found in result["completions"])

@@ -1,0 +1,55 @@
+"""What a module says about tensor parallelism, and what it may ask of its peers.
+
+A module names in `tp_plan()` which of its parameters are cut and along which dimension, and calls
+its `tp` in the forward pass. The model knows no process group: `leviathan.parallel.tensor` cuts the
+parameters of a finished model and gives each module its peers. Until then it is alone, and every
+call below gives back what it was given.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A parameter is cut along `dim` into equal consecutive parts, one for each rank."""
+
+    dim: int
+
+
+Plan = Mapping[str, Shard]  # local parameter name → how it is cut; the others are whole everywhere
+
+
+class Peers:
+    """The tensor-parallel ranks that hold the other parts of a module; this one is alone.
+
+    Activations between modules are equal on all ranks, and so are their gradients.
+    """
+
+    rank = 0
+    size = 1
+
+    def enter(self, x: Tensor) -> Tensor:
+        """`x` itself, on the way to work that is cut: its gradient is summed over the ranks."""
+        return x
+
+    def total(self, x: Tensor) -> Tensor:
+        """The sum of the ranks' `x`, on the way back from work that is cut."""
+        return x
+
+    def joined(self, x: Tensor, dim: int) -> Tensor:
+        """The ranks' `x`, all of the same shape, one after the other along `dim`."""
+        return x
+
+    def sum_(self, x: Tensor) -> Tensor:
+        """As `total`, in place and without gradient."""
+        return x
+
+    def highest_(self, x: Tensor) -> Tensor:
+        """The elementwise maximum over the ranks, in place and without gradient."""
+        return x
+
+
+ALONE = Peers()

@@ -1,0 +1,137 @@
+"""Tensor parallelism for a finished model: plain tensors, and collectives that autograd knows.
+
+Column-parallel work is entered by `enter` (identity forward, sum backward) and left, after a
+row-parallel product, by `total` (sum forward, identity backward). Source: arXiv 1909.08053, section
+3. Parameters stay plain tensors, so the same model serves FSDP2 and every ZeRO stage.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from leviathan.errors import ConfigError
+from leviathan.model.shards import Peers, Shard
+
+Layout = dict[str, Shard]  # canonical parameter name → how it is cut; the others are whole
+
+
+class GroupPeers(Peers):
+    """Peers that are the ranks of a process group."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
+
+    def enter(self, x: Tensor) -> Tensor:
+        """See `Peers`; `x` is not copied."""
+        return _Enter.apply(x, self)
+
+    def total(self, x: Tensor) -> Tensor:
+        """See `Peers`."""
+        return _Total.apply(x, self)
+
+    def joined(self, x: Tensor, dim: int) -> Tensor:
+        """See `Peers`."""
+        return _Joined.apply(x, dim % x.dim(), self)
+
+    def sum_(self, x: Tensor) -> Tensor:
+        """See `Peers`; `x` is contiguous."""
+        dist.all_reduce(x, group=self.group)
+        return x
+
+    def highest_(self, x: Tensor) -> Tensor:
+        """See `Peers`; `x` is contiguous."""
+        dist.all_reduce(x, dist.ReduceOp.MAX, group=self.group)
+        return x
+
+    def __deepcopy__(self, memo: Any) -> "GroupPeers":
+        return self  # a copied model has the same peers; a process group cannot be copied
+
+
+class _Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, peers: GroupPeers) -> Tensor:
+        ctx.peers = peers
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.peers.sum_(grad.contiguous().clone()), None
+
+
+class _Total(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, peers: GroupPeers) -> Tensor:
+        return peers.sum_(x.contiguous().clone())
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
+
+
+class _Joined(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, peers: GroupPeers) -> Tensor:
+        ctx.dim, ctx.peers = dim, peers
+        parts = [x.new_empty(x.shape) for _ in range(peers.size)]
+        dist.all_gather(parts, x.contiguous(), group=peers.group)
+        return torch.cat(parts, dim)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        # Equal on all ranks, as gradients of activations are: the own part needs no sum.
+        return grad.chunk(ctx.peers.size, ctx.dim)[ctx.peers.rank].contiguous(), None, None
+
+
+def layout_of(model: nn.Module) -> Layout:
+    """How each cut parameter of the model is cut, by canonical name."""
+    return {name: shard for name, _, shard in _cut(model)}
+
+
+@torch.no_grad()
+def apply_tp(model: nn.Module, group: dist.ProcessGroup) -> Layout:
+    """Cuts the parameters of a whole model in place and gives its modules their peers.
+
+    Args:
+        model: with its values set, equal on all ranks of the group.
+        group: the tensor-parallel ranks.
+
+    Returns:
+        `layout_of` the model.
+
+    Raises:
+        ConfigError: a parameter cannot be cut into so many equal parts.
+    """
+    peers = GroupPeers(group)
+    if peers.size == 1:
+        return {}
+    layout: Layout = {}
+    for name, parameter, shard in _cut(model):
+        length = parameter.shape[shard.dim]
+        if length % peers.size:
+            raise ConfigError(
+                f"parallel.tp={peers.size} does not divide dimension {shard.dim} of {name} "
+                f"{tuple(parameter.shape)}"
+            )
+        layout[name] = shard
+    for _, parameter, shard in _cut(model):
+        mine = parameter.chunk(peers.size, shard.dim)[peers.rank]
+        parameter.data = mine.clone(memory_format=torch.contiguous_format)
+    for module in model.modules():
+        if isinstance(getattr(module, "tp", None), Peers):
+            module.__dict__["tp"] = peers
+    return layout
+
+
+def _cut(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Shard]]:
+    """The parameters that are cut; a shared one once, under its first name."""
+    seen: set[int] = set()
+    for prefix, module in model.named_modules():
+        for local, shard in getattr(module, "tp_plan", dict)().items():
+            parameter = module.get_parameter(local)
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield f"{prefix}.{local}" if prefix else local, parameter, shard

@@ -1,0 +1,61 @@
+"""The kinds of engines, and deepspeed where none is named."""
+
+import pytest
+from pydantic import TypeAdapter
+
+from leviathan.config.load import load_config
+from leviathan.config.schema import DeepSpeedConfig, EngineChoice, Fsdp2Config, RunConfig
+from leviathan.errors import ConfigError
+
+RUN = """
+run_dir: run
+data: {path: data}
+model: {d_model: 8, n_layers: 1, n_heads: 2, vocab_size: 20, embedding: {kind: tied}}
+train: {steps: 9, global_batch_size: 2, micro_batch_size: 1}
+engine: {precision: bf16}
+"""
+
+
+def load(tmp_path, *overrides):
+    path = tmp_path / "run.yaml"
+    path.write_text(RUN)
+    return load_config(path, overrides, RunConfig).engine
+
+
+def test_deepspeed_is_what_is_not_named(tmp_path):
+    assert load(tmp_path) == DeepSpeedConfig(precision="bf16")
+    assert load(tmp_path, "engine.zero_stage=3") == DeepSpeedConfig(precision="bf16", zero_stage=3)
+
+
+def test_another_kind_keeps_what_both_have(tmp_path):
+    assert load(tmp_path, "engine.kind=fsdp2") == Fsdp2Config(precision="bf16")
+    assert load(tmp_path, "engine.kind=fsdp2", "engine.replicas=2").replicas == 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (
+            ["engine.zero_stag=1"],
+            r"engine\.zero_stag: unknown.*mean engine\.zero_stage",
+        ),
+        (["engine.zero_stage=5"], r"engine\.zero_stage: found 5, expected 0, 1, 2 or 3"),
+        (["engine.kind=fsdp"], r"engine\.kind: found kind 'fsdp'.*did you mean fsdp2"),
+        (["engine.kind=fsdp2", "engine.zero_stage=1"], r"engine\.zero_stage: unknown key"),
+        (["engine.kind=fsdp2", "engine.replicas=0"], r"engine\.replicas: found 0, expected"),
+        (
+            ["engine.zero_stage=0", "engine.offload_optimizer=true"],
+            r"offload_optimizer needs",
+        ),
+        (["engine=3"], r"engine: found 3, expected a section"),
+    ],
+)
+def test_what_is_wrong_is_named_without_the_kind(tmp_path, overrides, said):
+    with pytest.raises(ConfigError, match=said):
+        load(tmp_path, *overrides)
+
+
+def test_a_resolved_engine_reads_back():
+    adapter = TypeAdapter(EngineChoice)
+    for engine in (DeepSpeedConfig(zero_stage=2), Fsdp2Config(replicas=2)):
+        assert adapter.validate_python(adapter.dump_python(engine)) == engine

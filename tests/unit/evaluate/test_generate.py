@@ -1,0 +1,73 @@
+"""`leviathan generate`: prompts side by side, the same text from the run and from its export."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from leviathan.errors import CheckpointError, ConfigError, DataError
+from leviathan.export.hf_llama import export
+from leviathan.generate import as_text, generate_texts, read_prompts
+from leviathan.model.decode import Sampling
+
+PROMPTS = ["def wrap(text", "", "import json\nclass"]
+
+
+def test_batches_and_pieces(runs: dict[str, Path]) -> None:
+    pieces: dict[int, str] = dict.fromkeys(range(3), "")
+
+    def on_text(number: int, text: str) -> None:
+        pieces[number] += text
+
+    how = Sampling(temperature=0.9, top_p=0.95, seed=11)
+    result = generate_texts(runs["leviathan"], PROMPTS, 12, how, batch_size=2, on_text=on_text)
+    texts = [found["text"] for found in result["completions"]]
+    assert list(pieces.values()) == texts
+    assert any(texts)
+    alone = generate_texts(runs["leviathan"], PROMPTS, 12, how, batch_size=3)
+    assert [found["text"] for found in alone["completions"]] == texts
+    for found in result["completions"]:
+        assert found["finish"] == ("length" if found["tokens"] == 12 else "end")
+    assert as_text(result).startswith(PROMPTS[0] + texts[0])
+
+
+def test_stop(runs: dict[str, Path]) -> None:
+    whole = generate_texts(runs["tied"], PROMPTS[:1], 16)["completions"][0]
+    middle = whole["text"][len(whole["text"]) // 2 :][:2]
+    cut = generate_texts(runs["tied"], PROMPTS[:1], 16, stops=[middle])["completions"][0]
+    assert cut["text"] == whole["text"][: whole["text"].index(middle)]
+    assert cut["finish"] == "stop"
+
+
+def test_exported_folder_says_the_same(runs: dict[str, Path], tmp_path: Path) -> None:
+    export(runs["leviathan"], tmp_path / "llama")
+    native = generate_texts(runs["leviathan"], PROMPTS, 12)["completions"]
+    assert generate_texts(tmp_path / "llama", PROMPTS, 12)["completions"] == native
+
+
+def test_command(runs: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "import re"}\n"def f"\n')
+    command = [sys.executable, "-m", "leviathan", "generate", str(runs["tied"]), "--prompt", "a"]
+    command += ["--file", str(tmp_path / "prompts.jsonl"), "--max-new-tokens", "4", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)["completions"]
+    assert [entry["prompt"] for entry in found] == ["a", "import re", "def f"]
+
+
+def test_requests_that_mean_nothing(runs: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no prompt"):
+        generate_texts(runs["tied"], [])
+    with pytest.raises(ConfigError, match="--top-p 0"):
+        generate_texts(runs["tied"], ["a"], sampling=Sampling(1.0, 0.0))
+    with pytest.raises(CheckpointError, match="no such folder"):
+        generate_texts(tmp_path / "nowhere", ["a"])
+    with pytest.raises(DataError, match="cannot be read"):
+        read_prompts(tmp_path / "nowhere.txt")
+    (tmp_path / "p.jsonl").write_text("7\n")
+    with pytest.raises(DataError, match=r"p.jsonl:1: expected a text"):
+        read_prompts(tmp_path / "p.jsonl")
+    (tmp_path / "p.txt").write_text("one\n\ntwo\n")
+    assert read_prompts(tmp_path / "p.txt") == ["one", "two"]
