@@ -83,7 +83,7 @@ def compare(report: Report, tasks: list[str], ours: Any, theirs: Any, name: str)
             share = metric.startswith("acc")
             within = METRIC_TOLERANCE if share else RELATIVE_TOLERANCE * abs(value)
             other = theirs[0]["results"][task][key]
-            report.equal(f"{task} {metric}", value, other, name, "" if share else "ppl", within)
+            report.equal(f"{task} {metric}", value, other, name, "", within)
         bound = DOCUMENT_TOLERANCE if task == ROLLING else SAMPLE_TOLERANCE
         found = worst(ours[1][task], theirs[1][task])
         report.figure(
