@@ -118,7 +118,7 @@ def test_every_command_of_the_walk(place: Path) -> None:
     assert 0 < github < merged[SUBSETS[1]]["documents"]
 
 
-# On busy cores `ray start` was seen to give up on its own agent; a cluster that a program starts was
+# On busy cores `ray start` was seen to give up on its own agent; one that a program starts was
 # there every time.
 CLUSTER = """
 import os, subprocess, sys, ray
