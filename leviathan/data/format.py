@@ -202,6 +202,7 @@ class DatasetInfo(_Record):
             "rejected": self.rejected,
             "empty": self.empty,
             "duplicates": self.duplicates,
+            "excluded": sum(source.excluded for source in self.sources),
             "tokens": sum(split.ids for split in self.splits.values()),
             "rows": sum(split.rows for split in self.splits.values()),
             "dropped_tail_tokens": self.dropped_tail_tokens,

@@ -21,7 +21,12 @@ def info_table(summary: dict[str, Any]) -> str:
     tokenizer = summary["tokenizer"]
     left_out = [
         f"{summary[key]:,} {name}"
-        for key, name in (("rejected", "bad lines"), ("empty", "empty"), ("duplicates", "repeated"))
+        for key, name in (
+            ("rejected", "bad lines"),
+            ("empty", "empty"),
+            ("duplicates", "repeated"),
+            ("excluded", "by subset"),
+        )
         if summary[key]
     ]
     ids = f"{tokenizer['name']}, {summary['vocab_size']:,} ids"

@@ -8,7 +8,7 @@ configuration alone, and a killed run continues with what it had finished.
 import difflib
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from leviathan.data.prepare.duplicates import drop_duplicates
 from leviathan.data.prepare.estimate import announce
 from leviathan.data.prepare.layout import IdFile, Part
 from leviathan.data.prepare.ledger import (
+    LOCK_FILE,
     Ledger,
     check_same,
     is_finished,
@@ -333,7 +334,9 @@ def _already_finished(config: PrepConfig, inputs: Inputs) -> dict[str, Any]:
             f"{config.out} is complete, but was made from other files than are there now "
             f"({', '.join(changed[:5])}): choose another out, or remove that folder"
         )
-    shutil.rmtree(config.out / WORK_FOLDER, ignore_errors=True)  # of a run killed at its very end
+    if (config.out / WORK_FOLDER).exists() or (config.out / LOCK_FILE).exists():
+        with suppress(DataError), sole_writer(config.out):  # of a run killed at its very end
+            shutil.rmtree(config.out / WORK_FOLDER, ignore_errors=True)
     say(f"{config.out} is complete: {info.splits['train'].rows:,} training rows. Nothing to do.")
     return info.summary()
 

@@ -269,6 +269,7 @@ def test_a_finished_one_says_so_at_once(
     first = prepare(wanted)
     before = hashes(wanted.out)
     (wanted.out / ".prep").mkdir()  # as if killed between the last write and cleaning up
+    (wanted.out / ".prep.lock").touch()
     started = time.monotonic()
     assert prepare(wanted) == first
     assert time.monotonic() - started < 1

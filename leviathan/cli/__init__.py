@@ -1,0 +1,61 @@
+"""The command line: one function a sub-command, each importing only what it needs, when it does.
+
+Results go to standard output (with `--json` one object on its last line), everything else to
+standard error. Exit status: 0 done, 2 wrong input, 1 our fault.
+"""
+
+import errno
+import os
+import sys
+from typing import NoReturn
+
+import typer
+
+from leviathan.cli import data, evaluation, handover, training
+from leviathan.console import console
+from leviathan.errors import LeviathanError
+
+app = typer.Typer(
+    name="leviathan",
+    help="Prepare a corpus, train small language models with tied or Leviathan input embeddings, "
+    "compare them, and export them as Llama checkpoints.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    add_completion=False,
+)
+app.command("prep")(data.prep)
+app.command("params")(training.params)
+app.command("train")(training.train)
+app.command("perplexity")(evaluation.perplexity)
+app.command("frequency")(evaluation.frequency)
+app.command("eval")(evaluation.evaluate)
+app.command("report")(evaluation.report)
+app.command("export")(handover.export)
+app.command("import")(handover.import_)
+app.command("generate")(handover.generate)
+app.add_typer(data.tokenizer_app, name="tokenizer")
+app.add_typer(data.data_app, name="data")
+app.add_typer(training.checkpoint_app, name="checkpoint")
+
+
+def main() -> None:
+    """Entry of the console script: a user's error is one message and exit status 2."""
+    try:
+        app()
+    except LeviathanError as error:
+        _fail(str(error))
+    except OSError as error:
+        # A full or unwritable disk, a file that is a folder: the user's to mend, where it is named.
+        if error.filename is None and error.errno != errno.ENOSPC:
+            raise
+        _fail(f"{error.filename or 'writing'}: {error.strerror}")
+
+
+def _fail(message: str) -> NoReturn:
+    """Ends with exit status 2; an error of another rank than the first is never swallowed."""
+    rank = os.environ.get("RANK", "0")
+    launched = os.environ.get("WORLD_SIZE", "1") != "1"
+    if rank == "0" or not launched:
+        console.print(f"error: {message}", style="red", markup=False)
+    sys.exit(2)

@@ -1,0 +1,92 @@
+"""Scores, comparisons, and the report."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from leviathan.cli.options import AsJson, Model, show
+
+
+def perplexity(
+    checkpoint: Model,
+    data: Annotated[Path, typer.Argument(help="A prepared data set.", metavar="DATA")],
+    split: Annotated[str, typer.Option(help="`val` or `train`.")] = "val",
+    batch_size: Annotated[int, typer.Option(min=1, help="Sequences at once.")] = 8,
+    stride: Annotated[
+        int | None,
+        typer.Option(min=1, help="Move the window by so many tokens, not by the whole context."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Scores a whole split: nats per token, perplexity and bits per byte, also by subset.
+
+    With `--stride 64` every token is scored after at least a context less 64 tokens; slower.
+    """
+    from leviathan.evaluate.perplexity import perplexity as run
+    from leviathan.evaluate.perplexity import perplexity_table
+
+    result = run(checkpoint, data, split=split, batch_size=batch_size, stride=stride)
+    show(result, as_json, perplexity_table)
+
+
+def frequency(
+    checkpoints: Annotated[list[Path], typer.Argument(metavar="CKPT...")],
+    data: Annotated[Path, typer.Option(help="A prepared data set.")],
+    out: Annotated[Path | None, typer.Option(help="Folder for the JSON and the plot.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Validation loss by how often the target token occurs in the training split.
+
+    With several checkpoints, also their paired differences with bootstrap intervals over documents.
+    """
+    from leviathan.evaluate.frequency import frequency as run
+    from leviathan.evaluate.frequency import frequency_table
+
+    result = run(checkpoints, data, out)
+    if out is not None:
+        from leviathan.analysis.plots import save_frequency
+
+        save_frequency(result, out)
+    show(result, as_json, frequency_table)
+
+
+def evaluate(
+    checkpoint: Model,
+    tasks: Annotated[str, typer.Option(help="lm-eval task names, separated by commas.")],
+    task_data: Annotated[
+        Path | None, typer.Option(help="Folder with the tasks' files; then nothing is downloaded.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Samples a task, else all.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Sequences at once.")] = 8,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for lm-eval's results and every sample's scores as JSON."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Runs lm-eval tasks on a checkpoint.
+
+    hellaswag, arc_easy, arc_challenge, piqa, winogrande, lambada_openai and wikitext are read from
+    `--task-data` (jsonl or parquet with the Hub's columns, found by task and split) or, without it,
+    fetched from the Hub as any other task of lm-eval. Results are filed beside the run.
+
+    Example: `leviathan eval runs/a --tasks piqa,lambada_openai --task-data data/eval --out scores`
+    """
+    from leviathan.evaluate.harness import results_table, run_tasks
+
+    names = [name.strip() for name in tasks.split(",") if name.strip()]
+    result = run_tasks(checkpoint, names, task_data, limit, batch_size, out)
+    show(result, as_json, results_table)
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run folders; the first is the baseline.")],
+    out: Annotated[Path, typer.Option(help="Folder for report.html and report.json.")],
+    as_json: AsJson = False,
+) -> None:
+    """Compares runs on one HTML page: curves, table, loss by token frequency, costs."""
+    from leviathan.analysis.report import build_report, terminal_table
+
+    result = build_report(runs, out)
+    show(result, as_json, terminal_table)

@@ -1,0 +1,70 @@
+"""Sizes, training, and its checkpoints."""
+
+from pathlib import Path
+
+import typer
+
+from leviathan.cli.options import AsJson, Checkpoint, Config, Overrides, show
+from leviathan.config.load import load_config, read_config, validate
+from leviathan.config.schema import ModelFile, RunConfig
+
+checkpoint_app = typer.Typer(no_args_is_help=True, help="List, describe and verify checkpoints.")
+
+
+def params(config: Config, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Counts parameters by part, FLOPs per token and memory of a model or run configuration.
+
+    Example: `leviathan params configs/model/400m.yaml model.embedding.kind=tied`
+    """
+    from dataclasses import asdict
+
+    data, origins = read_config(config, overrides or [])
+    schema: type[ModelFile | RunConfig] = RunConfig if set(data) - {"model"} else ModelFile
+    model = validate(data, schema, str(config), origins).model
+    from leviathan.model.accounting import account
+
+    show(asdict(account(model)), as_json)
+
+
+def train(config: Config, overrides: Overrides = None) -> None:
+    """Trains a model; alone, or as one rank of `deepspeed`, `torchrun` or `srun`.
+
+    The same command resumes an interrupted run from its newest whole checkpoint. SIGTERM or SIGUSR1
+    to any rank saves and ends it with exit status 0.
+
+    Example: `deepspeed --num_accelerators 2 launch/train.py configs/run/quickstart.yaml`
+    """
+    loaded = load_config(config, overrides or [], RunConfig)
+    from leviathan.train.loop import train as run
+
+    run(loaded)
+
+
+@checkpoint_app.command("ls")
+def checkpoint_ls(run_dir: Path, as_json: AsJson = False) -> None:
+    """Lists a run's complete checkpoints, oldest first: where they stand and what wrote them.
+
+    Contents are not read; `verify` does that.
+    """
+    from leviathan.checkpoint.describe import checkpoints_table, list_checkpoints
+
+    show(list_checkpoints(run_dir), as_json, checkpoints_table)
+
+
+@checkpoint_app.command("info")
+def checkpoint_info(checkpoint: Checkpoint, as_json: AsJson = False) -> None:
+    """Shows step, tokens, model, engine and size of one checkpoint."""
+    from leviathan.checkpoint.describe import checkpoint_info as info
+    from leviathan.checkpoint.layout import resolve_checkpoint
+
+    show(info(resolve_checkpoint(checkpoint)), as_json)
+
+
+@checkpoint_app.command("verify")
+def checkpoint_verify(checkpoint: Checkpoint, as_json: AsJson = False) -> None:
+    """Checks every file of a checkpoint against its manifest; exit 2 names what is wrong."""
+    from leviathan.checkpoint.layout import resolve_checkpoint
+    from leviathan.checkpoint.manifest import verify_manifest
+
+    path = resolve_checkpoint(checkpoint)
+    show({"checkpoint": str(path), "files": verify_manifest(path)}, as_json)
