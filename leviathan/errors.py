@@ -9,6 +9,10 @@ class ConfigError(LeviathanError):
     """A configuration that cannot be used: a wrong key, value or combination."""
 
 
+class OneRankError(ConfigError):
+    """As ConfigError, of one process alone: the other ranks of its run know nothing of it."""
+
+
 class DataError(LeviathanError):
     """A corpus, tokenizer or data set that is missing, damaged or does not fit."""
 

@@ -13,7 +13,7 @@ import typer
 
 from leviathan.cli import data, evaluation, handover, training
 from leviathan.console import console
-from leviathan.errors import LeviathanError
+from leviathan.errors import LeviathanError, OneRankError
 
 app = typer.Typer(
     name="leviathan",
@@ -44,7 +44,7 @@ def main() -> None:
     try:
         app()
     except LeviathanError as error:
-        _fail(str(error))
+        _fail(str(error), shared=not isinstance(error, OneRankError))
     except OSError as error:
         # A full or unwritable disk, a file that is a folder: the user's to mend, where it is named.
         if error.filename is None and error.errno != errno.ENOSPC:
@@ -52,10 +52,19 @@ def main() -> None:
         _fail(f"{error.filename or 'writing'}: {error.strerror}")
 
 
-def _fail(message: str) -> NoReturn:
-    """Ends with exit status 2; an error of another rank than the first is never swallowed."""
+def _fail(message: str, shared: bool = True) -> NoReturn:
+    """Ends with exit status 2 and one message.
+
+    Args:
+        message: what is wrong, where, and what to do.
+        shared: the other ranks of a training run fail with the same. Then rank 0 has the word;
+            everywhere else RANK may be set as well, but each process speaks for itself.
+    """
     rank = os.environ.get("RANK", "0")
     launched = os.environ.get("WORLD_SIZE", "1") != "1"
-    if rank == "0" or not launched:
-        console.print(f"error: {message}", style="red", markup=False)
+    another = launched and rank.isdecimal() and int(rank) > 0
+    training = sys.argv[1:2] == ["train"]
+    if not (training and another and shared):
+        who = f"rank {rank}: " if training and another else ""
+        console.print(f"error: {who}{message}", style="red", markup=False)
     sys.exit(2)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from leviathan.errors import ConfigError
+from leviathan.errors import OneRankError
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ def read_launch_env(environ: MutableMapping[str, str] | None = None) -> LaunchEn
     In that case, and under srun, the variables torch.distributed needs are set.
 
     Raises:
-        ConfigError: only some of the launcher's variables are there, or one makes no sense.
+        OneRankError: only some of the launcher's variables are there, or one makes no sense.
     """
     environ = os.environ if environ is None else environ
     if "RANK" not in environ and "WORLD_SIZE" not in environ:
@@ -39,7 +39,7 @@ def read_launch_env(environ: MutableMapping[str, str] | None = None) -> LaunchEn
         environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
         environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
     elif missing:
-        raise ConfigError(
+        raise OneRankError(
             f"the launcher set some of {', '.join(needed)}, but not {', '.join(missing)}: "
             "start the run through `deepspeed` or `torchrun`, or unset them to run alone"
         )
@@ -57,7 +57,7 @@ def read_launch_env(environ: MutableMapping[str, str] | None = None) -> LaunchEn
 def _number(environ: Mapping[str, str], name: str, lowest: int, highest: int) -> int:
     text = environ[name]
     if not text.isdecimal() or not lowest <= int(text) <= highest:
-        raise ConfigError(
+        raise OneRankError(
             f"environment variable {name}={text}: expected a whole number from {lowest} to "
             f"{highest}, as the launcher sets it; unset it to run alone"
         )
@@ -78,7 +78,7 @@ def _from_srun(environ: Mapping[str, str]) -> dict[str, str]:
     # The first host of a list such as "node[007-012,15],other" or "a1,a2".
     host = re.match(r"([^\[,]+)(?:\[(\d+)[^\]]*\]([^,]*))?", environ.get(needed[2], ""))
     if missing or not host:
-        raise ConfigError(
+        raise OneRankError(
             f"srun started several tasks, but {', '.join(missing) or needed[2]} is not usable: "
             "start the ranks with `srun torchrun …`, one torchrun a machine"
         )

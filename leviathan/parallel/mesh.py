@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from leviathan.errors import ConfigError, LeviathanError
+from leviathan.errors import ConfigError, LeviathanError, OneRankError
 from leviathan.parallel.launch_env import LaunchEnv
 
 T = TypeVar("T")
@@ -99,7 +99,7 @@ def init_mesh(env: LaunchEnv, tp: int) -> Mesh:
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", env.local_rank) if cuda else torch.device("cpu")
     if cuda and env.local_rank >= (count := torch.cuda.device_count()):
-        raise ConfigError(
+        raise OneRankError(
             f"local rank {env.local_rank} sees {count} GPUs: start at most one rank a GPU, and let "
             "every rank of a machine see all of its GPUs"
         )

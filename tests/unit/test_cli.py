@@ -1,6 +1,7 @@
 """The command line's own promises: help that teaches, one message and exit 2 for wrong input."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -28,9 +29,10 @@ COMMANDS = [
 ]
 
 
-def leviathan(*arguments: str) -> subprocess.CompletedProcess[str]:
+def leviathan(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "leviathan", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    env = os.environ | environment
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
@@ -64,6 +66,28 @@ def test_wrong_input_is_one_message_and_exit_2(arguments, expected):
     assert expected in result.stderr
     assert "Traceback" not in result.stderr
     assert result.stdout == ""
+
+
+RUN = ["train", "configs/run/quickstart.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rank", "expected"),
+    [
+        (["prep", "nofile.yaml", "executor=rank"], "1", "error: nofile.yaml: no such"),
+        (["data", "verify", "no/such/folder"], "1", "error: no data set at no/such/folder"),
+        (["data", "merge", "no/such/folder"], "x", "error: no/such/folder holds no slices"),
+        ([*RUN, "train.steps=0"], "0", "greater than 0"),
+        ([*RUN, "train.steps=0"], "1", None),  # rank 0 says the same
+        (RUN, "x", "RANK=x: expected a whole number"),
+        (RUN, "7", "error: rank 7: environment variable RANK=7: expected a whole number"),
+    ],
+)
+def test_each_process_tells_its_own_errors(arguments, rank, expected):
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    result = leviathan(*arguments, RANK=rank, WORLD_SIZE="2", **address)
+    assert result.returncode == 2
+    assert expected in result.stderr if expected else not result.stderr
 
 
 def test_json_is_the_last_line_of_standard_output():
