@@ -6,7 +6,15 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from leviathan.config.schema import ModelFile, PrepConfig, RunConfig
+
 Path = tuple[str, ...]
+
+_SORTS: dict[type[BaseModel], str] = {
+    PrepConfig: "a preparation's configuration, as `leviathan prep` takes it (configs/data)",
+    RunConfig: "a run's configuration, as `leviathan train` takes it (configs/run)",
+    ModelFile: "a model's configuration, as `leviathan params` takes it (configs/model)",
+}
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:
@@ -86,6 +94,18 @@ def _unknown_key(path: Path, schema: type[BaseModel], data: Any) -> str:
     if elsewhere:
         return f"unknown key; did you mean {'.'.join(elsewhere[0])}?"
     return f"unknown key; known here: {', '.join(siblings)}"
+
+
+def mistaken(keys: set[str], schema: type[BaseModel]) -> str | None:
+    """One sentence if the top keys of a file are those of another sort of configuration."""
+    unknown = sorted(keys - set(schema.model_fields))
+    for other, said in _SORTS.items():
+        if len(unknown) > 1 and other is not schema and keys <= set(other.model_fields):
+            return (
+                f"this is {said} (it has {', '.join(unknown)}); expected is "
+                f"{_SORTS.get(schema, 'another sort of configuration')}"
+            )
+    return None
 
 
 def _found(value: Any) -> str:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from leviathan.config.explain import explain
+from leviathan.config.explain import explain, mistaken
 from leviathan.errors import ConfigError
 
 COMMAND_LINE = "command line"
@@ -218,6 +218,9 @@ def validate(data: dict[str, Any], schema: type[C], source: str, origins: Origin
     try:
         return schema.model_validate(data)
     except ValidationError as error:
+        own = {key for key in data if origins.get((key,)) != COMMAND_LINE}
+        if another := mistaken(own, schema):
+            raise ConfigError(f"{source}: {another}") from None
         raise ConfigError(explain(error, data, schema, source, origins)) from None
 
 

@@ -29,6 +29,7 @@ FORMAT_VERSION = 1
 DATASET_FILE = "dataset.json"
 COUNTS_FILE = "token_counts.npy"
 REJECTS_FILE = "rejects.jsonl"
+SLICE_MARK = "slice-{rank}-of-{world}"  # in the work folder: that slice is done
 WORK_FOLDER = ".prep"  # present while a preparation is unfinished
 
 
@@ -242,6 +243,13 @@ def _why_missing(directory: Path) -> str:
         return f"{directory} is not a folder: give the folder that `leviathan prep` made"
     if not directory.is_dir():
         return f"no data set at {directory}: there is no such folder (run `leviathan prep` first)"
+    if slices := sorted((directory / WORK_FOLDER).glob(SLICE_MARK.format(rank="*", world="*"))):
+        done = ", ".join(mark.name.replace("-", " ") for mark in slices[:5])
+        done += f" and {len(slices) - 5} more" if slices[5:] else ""
+        return (
+            f"{directory} holds no data set yet, but finished work ({done}): when all slices are "
+            f"done, run `leviathan data merge {directory} [the other slices' folders]`"
+        )
     if (directory / WORK_FOLDER).exists():
         return f"the data set at {directory} is unfinished: run the same `leviathan prep` again"
     return f"{directory} is no data set: {DATASET_FILE} is missing (run `leviathan prep` first)"

@@ -150,11 +150,16 @@ def epochs(mixing: Mapping[str, float], subsets: Sequence[str]) -> np.ndarray | 
 
 
 def _lay_out_all(recipe: Recipe) -> dict[str, Layout]:
-    total = sum(part.documents for part in recipe.parts) * len(recipe.choices)
+    total = sum(part.documents for part in recipe.parts)  # each looked at once a split
     layouts: dict[str, Layout] = {}
     with progress_bar("laying out (documents)", total=total) as bar:
         for name, choice in recipe.choices.items():
-            layout = lay_out(recipe.parts, choice, len(recipe.subsets), bar.advance)
+            layout = lay_out(
+                recipe.parts,
+                choice,
+                len(recipe.subsets),
+                lambda documents: bar.advance(documents / len(recipe.choices)),
+            )
             if layout.documents:
                 layouts[name] = layout
             elif choice.split == TRAIN:

@@ -6,6 +6,7 @@ While it runs, `out/.prep/` holds
     request.json      the whole configuration and the list of inputs, for `leviathan data merge`
     tokenizer/
     parts/NNNNN/      one finished corpus file each
+    slice-R-of-N      empty: that slice is done and waits for the merge
     pack/             finished shards of train and val, and `of.json`: which parts they are made of
 
 `dataset.json` is written last; then `.prep` goes.
@@ -16,18 +17,26 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from leviathan.data.files import write_atomic
-from leviathan.data.format import DATASET_FILE, WORK_FOLDER
+from leviathan.data.format import (
+    COUNTS_FILE,
+    DATASET_FILE,
+    REJECTS_FILE,
+    SLICE_MARK,
+    WORK_FOLDER,
+)
 from leviathan.data.prepare.tokenise import PartInfo, Task
+from leviathan.data.tokenizer import META_FILE, RANKS_FILE
 from leviathan.errors import DataError
 
 LOCK_FILE = ".prep.lock"
 TOKENIZER = "tokenizer"  # folder
 SPLITS = ("train", "val")
+OWN_FILES = (COUNTS_FILE, DATASET_FILE, REJECTS_FILE, RANKS_FILE, META_FILE)  # beside the splits
 
 
 @contextmanager
@@ -186,6 +195,14 @@ class Ledger:
         shutil.rmtree(task.part)
         return None
 
+    def mark_slice(self, rank: int, world: int, done: bool) -> None:
+        """Notes for people whether a slice waits for the merge."""
+        mark = self.work / SLICE_MARK.format(rank=rank, world=world)
+        if done:
+            mark.touch()
+        else:
+            mark.unlink(missing_ok=True)
+
     def packing(self, of: Sequence[Any]) -> dict[str, Path]:
         """Folders for the shards of train and val; what is in them was packed of the same parts."""
         folder, mark = self.work / "pack", self.work / "pack" / "of.json"
@@ -211,6 +228,8 @@ class Ledger:
     def close(self) -> None:
         """Removes the work folder; the data set is finished."""
         shutil.rmtree(self.work)
+        for leftover in _leftovers(self.out):
+            leftover.unlink()
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -228,6 +247,21 @@ def read_json(path: Path) -> dict[str, Any]:
 def is_finished(out: Path) -> bool:
     """Whether `out` holds a finished data set."""
     return (out / DATASET_FILE).is_file()
+
+
+def tidy(out: Path) -> None:
+    """Removes what runs killed at their very end have left beside a finished data set."""
+    work = out / WORK_FOLDER
+    if work.exists() or (out / LOCK_FILE).exists() or _leftovers(out):
+        with suppress(DataError), sole_writer(out):
+            shutil.rmtree(work, ignore_errors=True)
+            for leftover in _leftovers(out):
+                leftover.unlink()
+
+
+def _leftovers(out: Path) -> list[Path]:
+    """Temporary files of killed runs; only while nobody writes there."""
+    return [path for name in OWN_FILES for path in out.glob(f".{name}.*.tmp")]
 
 
 def check_same(found: dict[str, Any], wanted: dict[str, Any], out: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from leviathan.config.schema import PrepConfig
 from leviathan.console import say
 from leviathan.data.format import WORK_FOLDER, DatasetInfo
+from leviathan.data.prepare.checks import check_rejects
 from leviathan.data.prepare.ledger import (
     TOKENIZER,
     Ledger,
@@ -15,8 +16,9 @@ from leviathan.data.prepare.ledger import (
     is_finished,
     read_json,
     sole_writer,
+    tidy,
 )
-from leviathan.data.prepare.pipeline import check_rejects, pack_parts, told
+from leviathan.data.prepare.pipeline import pack_parts, told
 from leviathan.data.prepare.pool import open_pool
 from leviathan.data.prepare.tokenise import PartInfo
 from leviathan.data.tokenizer import load_tokenizer
@@ -35,13 +37,15 @@ def merge(out: Path, others: Sequence[Path], workers: int = 1) -> dict[str, Any]
     """
     if is_finished(out):
         info = DatasetInfo.load(out)
+        for folder in dict.fromkeys(others):
+            if folder.resolve() != out.resolve():
+                _check_merged(folder, info, out)
+        tidy(out)
         say(f"{out} is complete: {info.splits['train'].rows:,} training rows. Nothing to do.")
         return info.summary()
     begun = [folder for folder in (out, *others) if (folder / WORK_FOLDER).is_dir()]
     if missing := {out, *others} - set(begun) - {out}:
-        raise DataError(
-            f"{min(missing)} holds no slice: it was not made by `leviathan prep executor=rank`"
-        )
+        raise _no_slice(min(missing))
     if not begun:
         raise DataError(f"{out} holds no slices: run `leviathan prep … executor=rank` first")
     with ExitStack() as stack:
@@ -63,6 +67,33 @@ def merge(out: Path, others: Sequence[Path], workers: int = 1) -> dict[str, Any]
         ledger.record(request)
         pool = stack.enter_context(open_pool("local", workers))
         return pack_parts(config, infos, folders, tokenizer, ledger, pool).summary()
+
+
+def _no_slice(folder: Path) -> DataError:
+    if not folder.exists():
+        return DataError(f"{folder} does not exist: name the folders that slices were written to")
+    return DataError(f"{folder} holds no slice: it was not made by `leviathan prep executor=rank`")
+
+
+def _check_merged(folder: Path, info: DatasetInfo, out: Path) -> None:
+    """Refuses a folder whose slices are not those that the finished `out` was made of.
+
+    Raises:
+        DataError: there are no slices in it, or those of something else.
+    """
+    work = folder / WORK_FOLDER
+    if not (work / "request.json").is_file():
+        raise _no_slice(folder)
+    request, identity = read_json(work / "request.json"), read_json(work / "config.json")
+    tokenizer = {"tokenizer_fingerprint": info.tokenizer.fingerprint}
+    made_of = [[source.path, source.split] for source in info.sources]
+    wanted = [[name, split] for name, split, _ in request["inputs"]]
+    fingerprint = {"tokenizer_fingerprint": identity.get("tokenizer_fingerprint")}
+    if info.config | tokenizer != request["config"] | fingerprint or made_of != wanted:
+        raise DataError(
+            f"{out} is complete, and was made of other files, or with another configuration, than "
+            f"the slices in {folder}: merge those into another folder"
+        )
 
 
 def _gather(
@@ -97,7 +128,7 @@ def _gather(
             f"{len(missing)} of {len(inputs)} files are not tokenised yet: {names}; run the slices "
             "again that make them, or name the folders that hold them"
         )
-    check_rejects(infos, config.max_reject_fraction)
+    check_rejects(dict(zip(folders, infos, strict=True)), config.max_reject_fraction)
     return folders, infos
 
 

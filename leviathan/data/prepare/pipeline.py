@@ -5,10 +5,8 @@ independent of each other as well. So the bytes of the data set follow from the 
 configuration alone, and a killed run continues with what it had finished.
 """
 
-import difflib
-import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ import numpy as np
 
 from leviathan.config.schema import PrepConfig
 from leviathan.console import progress_bar, say
-from leviathan.data.format import REJECTS_FILE, WORK_FOLDER, DatasetInfo, SourceInfo, token_dtype
+from leviathan.data.format import REJECTS_FILE, DatasetInfo, SourceInfo, token_dtype
 from leviathan.data.prepare.assemble import (
     NothingToTrainOn,
     Recipe,
@@ -25,19 +23,21 @@ from leviathan.data.prepare.assemble import (
     both_splits,
     epochs,
 )
+from leviathan.data.prepare.checks import check_documents, check_rejects, check_validation
 from leviathan.data.prepare.duplicates import drop_duplicates
 from leviathan.data.prepare.estimate import announce
 from leviathan.data.prepare.layout import IdFile, Part
 from leviathan.data.prepare.ledger import (
-    LOCK_FILE,
     Ledger,
     check_same,
     is_finished,
     sole_writer,
+    tidy,
     writer_of_slice,
 )
 from leviathan.data.prepare.pool import Pool, open_pool
 from leviathan.data.prepare.reader import reading_of
+from leviathan.data.prepare.records import bad_lines
 from leviathan.data.prepare.slices import Slice, take_slice
 from leviathan.data.prepare.sources import Source, Split, find_splits
 from leviathan.data.prepare.tokenise import PartInfo, Task, remember_encoder, tokenise
@@ -49,9 +49,6 @@ _FREE_KEYS = {"out", "workers", "executor", "backend", "on_error", "max_reject_f
 # … and one that does not change the parts, so that a slip in it costs no tokenising.
 _PACKING_KEYS = {"mixing"}
 _UNSTORED_KEYS = {"out", "workers", "executor", "backend"}
-
-# max_reject_fraction counts from here on: of five lines, one bad one says nothing yet.
-FEW_REJECTS = 100
 
 Inputs = list[tuple[Source, Split]]
 
@@ -141,10 +138,12 @@ def _prepare_slice(
     ):
         tasks = _begin(config, inputs, tokenizer, ledger)
         mine = list(enumerate(tasks))[part.rank :: part.world]
+        ledger.mark_slice(part.rank, part.world, done=False)
         infos = _tokenise_all(mine, [], tokenizer, ledger, config, pool)
+        ledger.mark_slice(part.rank, part.world, done=True)
     say(
         f"slice {part.rank} of {part.world}: {len(infos)} of {len(tasks)} files are done; after "
-        f"the last slice, run `leviathan data merge {config.out}`"
+        f"the last slice, run `leviathan data merge {config.out} [the other slices' folders]`"
     )
     return {
         "slice": part.rank,
@@ -205,31 +204,11 @@ def _tokenise_all(
             bar.advance(0, note=f"{len(done)}/{len(tasks)} files")
             if packed:  # one slice cannot know how many good lines the others have
                 share = sum(sizes[number] for number in done) / max(1, sum(sizes.values()))
-                check_rejects(list(done.values()), config.max_reject_fraction, share)
+                parts = {task.part: done[number] for number, task in tasks if number in done}
+                check_rejects(parts, config.max_reject_fraction, share)
 
         pool.run(tokenise, pending, bar.advance, finish)
     return [done[index] for index, _ in tasks]
-
-
-def check_rejects(infos: Sequence[PartInfo], limit: float, share: float = 1) -> None:
-    """Ends a hopeless preparation.
-
-    Args:
-        infos: finished parts.
-        limit: on bad lines over lines.
-        share: of the corpus that they are of. The rest is taken to have as many lines and no bad
-            one, so that the order in which files are done decides nothing.
-
-    Raises:
-        DataError: more of the lines are bad than `limit` allows.
-    """
-    rejected = sum(info.rejected for info in infos)
-    lines = rejected + sum(info.documents + info.empty for info in infos)
-    if rejected > FEW_REJECTS and rejected * share > limit * lines:
-        raise DataError(
-            f"{rejected:,} of {lines:,} lines are bad, more than max_reject_fraction={limit}; "
-            f"for example in {next(info.path for info in infos if info.rejected)}"
-        )
 
 
 # ---------------------------------------------------------------- packing
@@ -256,7 +235,7 @@ def pack_parts(
     Raises:
         DataError: no documents, none for training, or `mixing` names none of their subsets.
     """
-    _check_documents(infos, config)
+    check_documents(infos, config)
     subsets = sorted({name for info in infos for name in info.subsets})
     number = {name: place for place, name in enumerate(subsets)}
     dtype = token_dtype(tokenizer.vocab_size)
@@ -284,11 +263,13 @@ def pack_parts(
         rejects=b"".join((folder / REJECTS_FILE).read_bytes() for folder in folders),
     )
     try:
-        return assemble(recipe, ledger, pool)
+        made = assemble(recipe, ledger, pool)
     except NothingToTrainOn:
         if not config.mixing:
             ledger.close()  # only a configuration helps that cannot continue this work
         raise
+    check_validation(infos, made, config)
+    return made
 
 
 # ---------------------------------------------------------------- what goes in
@@ -318,7 +299,7 @@ def _already_finished(config: PrepConfig, inputs: Inputs) -> dict[str, Any]:
         check_same({"tokenizer": info.tokenizer.fingerprint}, {"tokenizer": found}, config.out)
     if info.rejected and config.on_error == "fail":
         raise DataError(
-            f"{config.out} leaves out {info.rejected} bad lines (on_error=quarantine), but "
+            f"{config.out} leaves out {bad_lines(info.rejected)} (on_error=quarantine), but "
             "on_error=fail is asked for: choose another out"
         )
     then = [(source.path, source.bytes, source.split) for source in info.sources]
@@ -334,9 +315,7 @@ def _already_finished(config: PrepConfig, inputs: Inputs) -> dict[str, Any]:
             f"{config.out} is complete, but was made from other files than are there now "
             f"({', '.join(changed[:5])}): choose another out, or remove that folder"
         )
-    if (config.out / WORK_FOLDER).exists() or (config.out / LOCK_FILE).exists():
-        with suppress(DataError), sole_writer(config.out):  # of a run killed at its very end
-            shutil.rmtree(config.out / WORK_FOLDER, ignore_errors=True)
+    tidy(config.out)
     say(f"{config.out} is complete: {info.splits['train'].rows:,} training rows. Nothing to do.")
     return info.summary()
 
@@ -353,36 +332,3 @@ def _source(info: PartInfo) -> SourceInfo:
         excluded=sum(info.excluded.values()),
         backend_mismatches=info.mismatches,
     )
-
-
-def _check_subsets(infos: Sequence[PartInfo], config: PrepConfig) -> None:
-    """Points out names in `source.subsets` that no document has."""
-    seen = {name for info in infos for name in [*info.subsets, *info.excluded]}
-    for name in [*config.source.subsets.include, *config.source.subsets.exclude]:
-        if name not in seen:
-            near = difflib.get_close_matches(name, seen, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"seen: {', '.join(sorted(seen)[:30])}"
-            say(f"warning: source.subsets: no document is of {name!r}; {hint}", style="yellow")
-
-
-def _check_documents(infos: Sequence[PartInfo], config: PrepConfig) -> None:
-    documents = sum(info.documents for info in infos)
-    rejected = sum(info.rejected for info in infos)
-    if not documents:
-        raise DataError(
-            f"no documents in {', '.join(info.path for info in infos[:5])}: "
-            f"{sum(info.empty for info in infos)} empty texts, {rejected} bad lines, "
-            f"{sum(sum(info.excluded.values()) for info in infos)} left out by source.subsets"
-        )
-    _check_subsets(infos, config)
-    seen: dict[str, str] = {}
-    for info in infos:
-        if not info.documents:
-            say(f"warning: {info.path} holds no documents", style="yellow")
-        elif info.content in seen:
-            say(
-                f"warning: {info.path} holds the same texts as {seen[info.content]}", style="yellow"
-            )
-        seen.setdefault(info.content, info.path)
-    if rejected:
-        say(f"warning: {rejected:,} bad lines left out, see {REJECTS_FILE}", style="yellow")

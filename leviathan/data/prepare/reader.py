@@ -24,7 +24,7 @@ from leviathan.data.prepare.records import (
 )
 from leviathan.data.prepare.sources import ByteSource, FileSource, Source
 from leviathan.data.prepare.texts import TextFolder, read_texts
-from leviathan.data.prepare.unpack import BOM, BUFFER, named, sniff, unpack
+from leviathan.data.prepare.unpack import AGAIN, BOM, BUFFER, named, sniff, unpack
 from leviathan.errors import DataError
 
 __all__ = ["NO_SUBSET", "BadLine", "Document", "Reading", "read", "reading_of"]
@@ -155,7 +155,7 @@ def _read_local_parquet(
     except (pyarrow.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # the system's word on the file; a bad checksum is an OSError without a number
-        raise DataError(f"{name}: damaged parquet file ({error})") from None
+        raise DataError(f"{name}: damaged parquet file ({error}): {AGAIN}") from None
 
 
 def _columns(names: list[str], name: str, reading: Reading) -> list[str]:

@@ -32,7 +32,15 @@ class BadLine:
 
     def message(self, source: Source) -> str:
         """One sentence for people: `file:line: reason`."""
-        return f"{source.name}:{self.line}: {self.reason} (byte {self.byte_offset:,} of the text)"
+        file, line = source.place(self.line)
+        if line is None:
+            return f"{file}: {self.reason}"
+        return f"{file}:{line}: {self.reason} (byte {self.byte_offset:,} of the text)"
+
+
+def bad_lines(count: int) -> str:
+    """That many bad lines, in words."""
+    return f"{count:,} bad line{'s' if count != 1 else ''}"
 
 
 @dataclass(frozen=True)

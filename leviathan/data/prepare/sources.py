@@ -39,6 +39,10 @@ class Source(ABC):
     def stamp(self) -> str:
         """Another one means that the content may have changed; cheap, not a hash of the bytes."""
 
+    def place(self, line: int) -> tuple[str, int | None]:
+        """The file that `line` stands in and its line there, None where it is the whole file."""
+        return self.name, line
+
 
 class ByteSource(Source):
     """A source that is one stream of bytes."""

@@ -42,6 +42,10 @@ class TextFolder(Source):
             digest.update(f"{file.name}\0{file.stamp()}\0".encode())
         return f"{len(self.files)} files, {digest.hexdigest()[:32]}"
 
+    @override
+    def place(self, line: int) -> tuple[str, None]:
+        return self.files[line - 1].name, None
+
 
 def group_texts(files: Iterable[ByteSource]) -> list[Source]:
     """Text files become one source a folder, where the first of them stood; others stay.
@@ -66,7 +70,7 @@ def _name(files: list[ByteSource]) -> str:
 def read_texts(
     source: TextFolder, reading: Reading, on_bytes: Callable[[int], Any] | None, digest: Any
 ) -> Iterator[Document | BadLine]:
-    """The documents of a folder; `line` counts the files, and a bad one is named in the reason."""
+    """The documents of a folder; `line` counts the files: `TextFolder.place` names them."""
     for number, file in enumerate(source.files, 1):
         if digest is not None:
             digest.update(f"\0{file.base}\0".encode())
@@ -75,7 +79,7 @@ def read_texts(
                 _read(file, reading, on_bytes, digest), reading.default_subset, number, 0
             )
         except Unusable as error:
-            yield BadLine(number, 0, f"{file.base}: {error}")
+            yield BadLine(number, 0, str(error))
 
 
 def _read(

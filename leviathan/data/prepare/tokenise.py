@@ -276,11 +276,12 @@ class _Writer:
             if not self.task.quarantine:
                 raise DataError(
                     f"{bad.message(self.task.source)}; repair it, or set on_error=quarantine to "
-                    "leave such lines out"
+                    "leave such documents out"
                 )
+            file_name, line = self.task.source.place(bad.line)
             record = {
-                "file": self.task.source.name,
-                "line": bad.line,
+                "file": file_name,
+                "line": line or 1,  # a text file is one document, from its first line on
                 "byte_offset": bad.byte_offset,
                 "reason": bad.reason,
             }

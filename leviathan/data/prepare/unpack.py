@@ -18,6 +18,7 @@ Kind = Literal["jsonl", "zst", "gz", "parquet", "empty"]
 
 BOM = b"\xef\xbb\xbf"
 BUFFER = 1 << 20
+AGAIN = "download or copy it again"  # all that helps a file that is not whole
 _PACKED = 1 << 17  # compressed bytes read at once
 _WINDOW_LOG = 31  # `zstd --long=31`; the library refuses windows above 2^27 by itself
 
@@ -74,15 +75,15 @@ def named(source: ByteSource) -> Iterator[None]:
     try:
         yield
     except gzip.BadGzipFile as error:
-        raise DataError(f"{source.name}: damaged gzip file ({error})") from None
+        raise DataError(f"{source.name}: damaged gzip file ({error}): {AGAIN}") from None
     except OSError as error:
         raise DataError(f"{source.name}: cannot be read ({error.strerror or error})") from None
     except EOFError:
         raise DataError(
-            f"{source.name}: truncated gzip file: it ends in the middle of a stream"
+            f"{source.name}: truncated gzip file: it ends in the middle of a stream: {AGAIN}"
         ) from None
     except zlib.error as error:
-        raise DataError(f"{source.name}: damaged gzip file ({error})") from None
+        raise DataError(f"{source.name}: damaged gzip file ({error}): {AGAIN}") from None
 
 
 def unpack(
@@ -141,7 +142,9 @@ class _ZstdFrames(io.RawIOBase):
                 packed = self._rest or self._packed.read(_PACKED) or b""
                 self._rest = b""
                 if not packed and self._frame is not None:
-                    raise DataError(f"{self._name}: truncated: the last zstd frame does not end")
+                    raise DataError(
+                        f"{self._name}: truncated: the last zstd frame does not end: {AGAIN}"
+                    )
                 if not packed:
                     return 0
                 self._frame = self._frame or self._new_frame()
@@ -150,7 +153,7 @@ class _ZstdFrames(io.RawIOBase):
             try:
                 unpacked = self._frame.decompress(packed, len(buffer))
             except self._error as error:
-                raise DataError(f"{self._name}: damaged zstd file ({error})") from None
+                raise DataError(f"{self._name}: damaged zstd file ({error}): {AGAIN}") from None
             if self._frame.eof:
                 self._rest, self._frame = self._frame.unused_data, None
             if unpacked:

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from leviathan.console import progress_bar
+from leviathan.console import progress_bar, say
 from leviathan.data.format import COUNTS_FILE, DATASET_FILE, REJECTS_FILE, DatasetInfo, SplitInfo
-from leviathan.data.mds import ShardContent, open_split, read_shard
+from leviathan.data.mds import ShardContent, open_split, read_index, read_shard
 from leviathan.data.prepare.assemble import fingerprint
+from leviathan.data.prepare.ledger import OWN_FILES
 from leviathan.data.prepare.pack import count_ids
 from leviathan.data.prepare.pool import Pool, open_pool
 from leviathan.data.tokenizer import Tokenizer, load_tokenizer
@@ -82,7 +83,26 @@ def verify(directory: Path, workers: int = 1) -> dict[str, Any]:
     if found != info.fingerprint:
         raise DataError(f"{directory}: the fingerprint in dataset.json is not that of its shards")
     _verify_totals(directory, info)
+    for path in _unknown(directory, info):
+        say(
+            f"warning: {path} is no part of the data set: nothing reads it; if it is not yours, "
+            "an interrupted run left it",
+            style="yellow",
+        )
     return info.summary() | {"verified": True}
+
+
+def _unknown(directory: Path, info: DatasetInfo) -> list[Path]:
+    """What lies in the data set's folders and is none of its files."""
+    known = {directory / name for name in (*OWN_FILES, *info.splits)}
+    found = list(directory.iterdir())
+    for name in info.splits:
+        known |= {directory / name / "index.json"}
+        known |= {
+            directory / name / shard.raw_data.basename for shard in read_index(directory / name)
+        }
+        found += (directory / name).iterdir()
+    return sorted(set(found) - known)
 
 
 def _check_tokenizer(directory: Path, info: DatasetInfo, tokenizer: Tokenizer) -> None:

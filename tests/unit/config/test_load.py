@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from leviathan.config.load import dump_config, load_config, parse_config
-from leviathan.config.schema import LeviathanConfig, RunConfig, TiedConfig
+from leviathan.config.schema import LeviathanConfig, PrepConfig, RunConfig, TiedConfig
 from leviathan.errors import ConfigError
 
 GOOD = """\
@@ -163,3 +163,13 @@ def test_a_path_is_called_a_path(write):
     assert problems(write(GOOD), "data.path=[1]") == [
         "command line: data.path: found [1], expected a path"
     ]
+
+
+def test_another_sort_of_configuration_is_one_sentence():
+    with pytest.raises(ConfigError) as caught:
+        load_config("configs/run/quickstart.yaml", ["out=x"], PrepConfig)
+    assert "this is a run's configuration" in str(caught.value)
+    assert "expected is a preparation's configuration" in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+    with pytest.raises(ConfigError, match="this is a preparation's configuration"):
+        load_config("configs/data/quickstart.yaml", [], RunConfig)

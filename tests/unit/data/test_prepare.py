@@ -244,6 +244,7 @@ def test_killed_and_continued(
     for folder in (disturbed.out / "train", disturbed.out / ".prep/train"):
         folder.mkdir(exist_ok=True)
         (folder / "shard.00000.mds").write_bytes(b"half a shard of a killed packing")
+    (disturbed.out / ".tokenizer.tiktoken.7.tmp").touch()
     kept = len(list(parts.glob("?????")))
     prepare(disturbed)
     assert f"continuing: {kept} of 8 files" in capsys.readouterr().err
@@ -270,6 +271,7 @@ def test_a_finished_one_says_so_at_once(
     before = hashes(wanted.out)
     (wanted.out / ".prep").mkdir()  # as if killed between the last write and cleaning up
     (wanted.out / ".prep.lock").touch()
+    (wanted.out / ".tokenizer.tiktoken.7.tmp").touch()
     started = time.monotonic()
     assert prepare(wanted) == first
     assert time.monotonic() - started < 1
@@ -367,7 +369,8 @@ def test_quarantine(config: Callable[..., PrepConfig], tmp_path: Path) -> None:
 def test_hopeless_input_ends_the_run(config: Callable[..., PrepConfig], tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("\n".join(BAD * 60))
     source = {"paths": [str(tmp_path / "a.jsonl")]}
-    with pytest.raises(DataError, match=r"120 of 240 lines are bad, more than max_reject"):
+    problem = r"120 of 240 lines are bad, more than max_reject.*/a.jsonl:2: no key 'text'.* kept"
+    with pytest.raises(DataError, match=problem):
         prepare(config(source=source, on_error="quarantine"))
     tolerant = config(source=source, on_error="quarantine", max_reject_fraction=0.5)
     assert prepare(tolerant)["rejected"] == 120
@@ -390,11 +393,25 @@ def test_no_documents(config: Callable[..., PrepConfig], tmp_path: Path) -> None
     assert not (tmp_path / "out").exists()
     result = prepare(config(source={"paths": paths}))
     assert (result["documents"], result["empty"]) == (1, 2)
+    (tmp_path / "nothing.jsonl").touch()
+    nothing = {"paths": [str(tmp_path / "nothing.jsonl")]}
+    with pytest.raises(DataError, match=r"no documents in .*only empty files \(0 bytes\)"):
+        prepare(config(source=nothing, out=tmp_path / "n"))
     with pytest.raises(DataError, match="all of them are held out"):
         prepare(
             config(source={"paths": paths}, validation={"fraction": 0.9999999}, out=tmp_path / "v")
         )
     assert not (tmp_path / "v").exists()
+
+
+def test_a_fraction_that_holds_out_nothing_is_told(
+    config: Callable[..., PrepConfig], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = {"source": {"paths": shards(tmp_path / "in", [["text", "another"]])}}
+    prepare(config(**keys, validation={"fraction": 0.0001}))
+    assert "validation.fraction=0.0001 held out none of 2 documents" in capsys.readouterr().err
+    prepare(config(**keys, out=tmp_path / "none"))  # fraction 0: none was wanted
+    assert "held out none" not in capsys.readouterr().err
 
 
 def test_a_full_disk_is_told_and_leaves_nothing(config: Callable[..., PrepConfig]) -> None:

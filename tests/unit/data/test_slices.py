@@ -12,6 +12,7 @@ import pytest
 from prep_cases import hashes, shards, start_preparation
 
 from leviathan.config.schema import PrepConfig
+from leviathan.data.format import DatasetInfo
 from leviathan.data.prepare import merge, prepare, verify
 from leviathan.data.prepare.ledger import sole_writer, writer_of_slice
 from leviathan.data.prepare.slices import Slice, take_slice
@@ -61,6 +62,8 @@ def test_folders_of_their_own(
     for rank, out in enumerate(outs):
         wanted = config(**source, executor="rank", out=out, drop_duplicates=True)
         assert here(wanted, rank, monkeypatch)["files"] == len(range(rank, 7, WORLD))
+    with pytest.raises(DataError, match=r"finished work \(slice 1 of 3\): when all .* data merge"):
+        DatasetInfo.load(outs[1])
     out = tmp_path / "merged"
     with pytest.raises(DataError, match=r"2 of 7 files are not tokenised yet: .*01.jsonl.zst, "):
         merge(out, [outs[0], outs[2]])
@@ -68,6 +71,13 @@ def test_folders_of_their_own(
     assert hashes(out) == hashes(alone.out)
     assert verify(out)["verified"]
     assert (outs[0] / ".prep/parts/00000").is_dir()  # left alone: they are the user's
+    assert merge(out, outs) == expected  # again: it is complete, and made of these
+    other = config(**source, executor="rank", out=tmp_path / "other", seq_len=16)
+    here(other, 0, monkeypatch)
+    with pytest.raises(DataError, match="is complete, and was made of other files, or with ano"):
+        merge(out, [*outs, other.out])
+    with pytest.raises(DataError, match="nowhere does not exist"):
+        merge(out, [tmp_path / "nowhere"])
 
 
 def test_a_lost_slice_is_named_and_made_again(
@@ -113,8 +123,10 @@ def test_a_merge_refuses_what_does_not_belong_together(
         merge(tmp_path / "nowhere", [])
     outs = [tmp_path / f"rank{rank}" for rank in range(WORLD)]
     here(config(**source, executor="rank", out=outs[0]), 0, monkeypatch)
-    with pytest.raises(DataError, match="rank1 holds no slice"):
+    with pytest.raises(DataError, match="rank1 does not exist"):
         merge(outs[0], [outs[1]])
+    with pytest.raises(DataError, match="in holds no slice"):
+        merge(outs[0], [tmp_path / "in"])
     here(config(**source, executor="rank", out=outs[1], seq_len=16), 1, monkeypatch)
     with pytest.raises(DataError, match=r"rank1 was made of other files, or with another"):
         merge(outs[0], [outs[1]])

@@ -109,11 +109,13 @@ def test_bad_texts_are_bad_lines(config: Config, tmp_path: Path) -> None:
     (folder / "4.txt").write_text("version https://git-lfs.github.com/spec/v1\n")
     (folder / "5.txt").write_text("l" * 3_000)
     wanted = config({"paths": [str(folder)]}, max_document_bytes=2_000)
-    with pytest.raises(DataError, match=r"in:2: 2.txt: invalid UTF-8: byte 0xe9 at position 3"):
+    with pytest.raises(DataError, match=r"in/2.txt: invalid UTF-8: byte 0xe9 at position 3"):
         prepare(wanted)
     wanted = config({"paths": [str(folder)]}, max_document_bytes=2_000, on_error="quarantine")
     assert prepare(wanted)["rejected"] == 4
-    reasons = [json.loads(line)["reason"] for line in (wanted.out / "rejects.jsonl").open()]
+    rejects = [json.loads(line) for line in (wanted.out / "rejects.jsonl").open()]
+    assert [reject["file"] for reject in rejects] == [f"{folder}/{n}.txt" for n in (2, 3, 4, 5)]
+    reasons = [reject["reason"] for reject in rejects]
     for reason, part in zip(reasons, ("UTF-8", "UTF-16", "LFS", "longer than 2,000"), strict=True):
         assert part in reason
 

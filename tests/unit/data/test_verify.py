@@ -62,6 +62,17 @@ def test_what_is_whole_is_accepted(whole: Path, workers: int) -> None:
     assert verify(whole, workers) == DatasetInfo.load(whole).summary() | {"verified": True}
 
 
+def test_unknown_files_are_pointed_out(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    verify(data)
+    assert "warning" not in capsys.readouterr().err
+    for name in (".dataset.json.7.tmp", "notes.txt", "val/shard.00999.mds"):
+        (data / name).touch()
+    assert verify(data)["verified"]
+    errors = capsys.readouterr().err
+    for name in (".dataset.json.7.tmp", "notes.txt", "val/shard.00999.mds"):
+        assert f"warning: {data / name} is no part of the data set" in errors
+
+
 @pytest.mark.parametrize("place", [0, 5, 500, -1])
 def test_a_flipped_byte(data: Path, place: int) -> None:
     flip(data / "train/shard.00004.mds", place)
