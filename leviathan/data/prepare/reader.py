@@ -155,7 +155,7 @@ def _read_local_parquet(
     except (pyarrow.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # the system's word on the file; a bad checksum is an OSError without a number
-        raise DataError(f"{name}: damaged parquet file ({error}): {AGAIN}") from None
+        raise DataError(f"{name}: damaged parquet file ({error}); {AGAIN}") from None
 
 
 def _columns(names: list[str], name: str, reading: Reading) -> list[str]:
