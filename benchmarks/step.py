@@ -117,15 +117,12 @@ def measure(report: Report, shape: str, rounds: int, device: torch.device) -> No
     report.compare(case, pairs, "tied", "s", goal)
     report.compare(f"peak memory, {shape}", memory, "tied", "MB", "≤ 1.05")
     step = statistics.median(a for a, _ in pairs)
-    rest = 100.0
     for name, part in ours.parts().items():
         part()  # warm, and with gradients for the optimizer
         times = [seconds(part, device) for _ in range(min(rounds, 3))]
         bound = SHARES.get(shape, 5) if name == "input embedding" else None
         share = statistics.median(times) / step * 100
         report.figure(f"share of the step, {shape}: {name}", share, "%", bound)
-        rest -= share
-    report.figure(f"share of the step, {shape}: all else", rest, "%")
 
 
 def main() -> None:
