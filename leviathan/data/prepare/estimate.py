@@ -11,7 +11,7 @@ import numpy as np
 from leviathan.console import say
 from leviathan.data.format import token_dtype
 from leviathan.data.prepare.reader import Document, read
-from leviathan.data.prepare.sources import Source
+from leviathan.data.prepare.source import Source
 from leviathan.data.prepare.tokenise import DOCUMENT_DTYPE, Task
 from leviathan.data.show import size_text
 from leviathan.data.tokenizer import Tokenizer, UnencodableText

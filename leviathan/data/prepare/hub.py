@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from leviathan.config.schema import HubConfig
 from leviathan.data.prepare.records import BadLine, Document, Reading, Unusable, document
-from leviathan.data.prepare.sources import Source
+from leviathan.data.prepare.source import Source
 from leviathan.errors import DataError
 
 

@@ -39,7 +39,8 @@ from leviathan.data.prepare.pool import Pool, open_pool
 from leviathan.data.prepare.reader import reading_of
 from leviathan.data.prepare.records import bad_lines
 from leviathan.data.prepare.slices import Slice, take_slice
-from leviathan.data.prepare.sources import Source, Split, find_splits
+from leviathan.data.prepare.source import Source, Split
+from leviathan.data.prepare.sources import find_splits
 from leviathan.data.prepare.tokenise import PartInfo, Task, remember_encoder, tokenise
 from leviathan.data.tokenizer import Tokenizer, load_tokenizer
 from leviathan.errors import DataError

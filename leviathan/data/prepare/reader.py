@@ -22,7 +22,7 @@ from leviathan.data.prepare.records import (
     document,
     parse,
 )
-from leviathan.data.prepare.sources import ByteSource, FileSource, Source
+from leviathan.data.prepare.source import ByteSource, FileSource, Source
 from leviathan.data.prepare.texts import TextFolder, read_texts
 from leviathan.data.prepare.unpack import AGAIN, BOM, BUFFER, named, sniff, unpack
 from leviathan.errors import DataError

@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from leviathan.data.prepare.sources import Source
+from leviathan.data.prepare.source import Source
 
 NO_SUBSET = "unnamed"  # documents that do not say which subset they are of
 MAX_DOCUMENT_BYTES = 1 << 28

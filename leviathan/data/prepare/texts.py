@@ -9,7 +9,7 @@ from typing import Any
 from typing_extensions import override
 
 from leviathan.data.prepare.records import BadLine, Document, Reading, Unusable
-from leviathan.data.prepare.sources import TEXT_SUFFIXES, ByteSource, Source
+from leviathan.data.prepare.source import TEXT_SUFFIXES, ByteSource, Source
 from leviathan.data.prepare.unpack import BOM, BUFFER, named, not_text, packing, unpack
 
 _HEAD = 512

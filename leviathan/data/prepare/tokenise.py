@@ -22,7 +22,7 @@ from leviathan.data.encoders import Backend, Encoder, TiktokenEncoder, make_enco
 from leviathan.data.files import write_atomic
 from leviathan.data.format import token_dtype
 from leviathan.data.prepare.reader import BadLine, Document, Reading, read
-from leviathan.data.prepare.sources import Source, Split
+from leviathan.data.prepare.source import Source, Split
 from leviathan.data.tokenizer import META_FILE, Tokenizer, UnencodableText, load_tokenizer
 from leviathan.errors import DataError
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import IO, Any, Literal
 
-from leviathan.data.prepare.sources import ByteSource
+from leviathan.data.prepare.source import ByteSource
 from leviathan.errors import DataError
 
 Kind = Literal["jsonl", "zst", "gz", "parquet", "empty"]

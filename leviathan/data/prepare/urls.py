@@ -6,7 +6,7 @@ from typing import IO, Any
 
 from typing_extensions import override
 
-from leviathan.data.prepare.sources import ByteSource, keep_corpus_files
+from leviathan.data.prepare.source import ByteSource, keep_corpus_files
 from leviathan.errors import DataError
 
 _EXTRAS = {

@@ -13,7 +13,8 @@ from prep_cases import hashes, shards, start_preparation
 
 from leviathan.config.schema import PrepConfig
 from leviathan.data.prepare import estimate, prepare
-from leviathan.data.prepare.sources import Source, find_inputs
+from leviathan.data.prepare.source import Source
+from leviathan.data.prepare.sources import find_inputs
 from leviathan.data.prepare.tokenise import Task
 from leviathan.data.tokenizer import load_tokenizer
 

@@ -14,7 +14,8 @@ import pytest
 import zstandard
 
 from leviathan.data.prepare.reader import NO_SUBSET, BadLine, Document, Reading, read
-from leviathan.data.prepare.sources import FileSource, find_inputs
+from leviathan.data.prepare.source import FileSource
+from leviathan.data.prepare.sources import find_inputs
 from leviathan.errors import DataError
 
 TEXTS = [f"document {number}: été 中文 {'x' * number}" for number in range(50)]
@@ -270,7 +271,7 @@ def test_memory_does_not_grow_with_a_line(tmp_path: Path, kind: str) -> None:
     program = (
         "import resource, sys; from pathlib import Path\n"
         "from leviathan.data.prepare.reader import BadLine, Reading, read\n"
-        "from leviathan.data.prepare.sources import FileSource\n"
+        "from leviathan.data.prepare.source import FileSource\n"
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024\n"
         "before = peak()\n"
         "items = list(read(FileSource(Path(sys.argv[1])),"

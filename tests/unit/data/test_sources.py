@@ -24,7 +24,8 @@ from leviathan.data.mds import Rows
 from leviathan.data.prepare import prepare
 from leviathan.data.prepare.hub import HubSource
 from leviathan.data.prepare.reader import BadLine, Document, Reading, read, reading_of
-from leviathan.data.prepare.sources import FileSource, Source, find_inputs, find_splits
+from leviathan.data.prepare.source import FileSource, Source
+from leviathan.data.prepare.sources import find_inputs, find_splits
 from leviathan.data.tokenizer import load_tokenizer
 from leviathan.errors import ConfigError, DataError
 
