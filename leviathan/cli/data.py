@@ -113,7 +113,7 @@ def data_info(directory: Path, as_json: AsJson = False) -> None:
 
 
 @data_app.command("show")
-def datashow(
+def data_show(
     directory: Path,
     split: Annotated[str, typer.Option(help="`train` or `val`.")] = "train",
     row: Annotated[int, typer.Option(help="Number of the first row, from 0.")] = 0,

@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field, TypeAdapter
 
 from leviathan.config.schema import MdsTokensFormat
 from leviathan.data.format import FORMAT_VERSION, DatasetInfo, SplitInfo, TokenizerInfo, token_dtype
-from leviathan.data.mds import Row, Rows
+from leviathan.data.mds import Row, Rows, ShardFile
 from leviathan.data.tokenizer import load_tokenizer
 from leviathan.errors import DataError
 
@@ -104,8 +104,8 @@ class ForeignRows(Rows):
         return _ForeignShard(_raw_file(self.directory, entry, self._form), entry, self._form)
 
 
-class _ForeignShard:
-    """One open shard: uint32 n, uint32 offsets [n + 1], a JSON header, then the rows."""
+class _ForeignShard(ShardFile):
+    """One that another converter wrote."""
 
     def __init__(self, path: Path, entry: _Entry, form: MdsTokensFormat) -> None:
         if form.column not in entry.column_names:
@@ -124,17 +124,10 @@ class _ForeignShard:
         if known and form.dtype and known != form.dtype:
             raise DataError(f"{path}: data.format.dtype is {form.dtype}, the column is {known}")
         self._kind, self._dtype = kind, known or form.dtype
-        self._file = path.open("rb", buffering=0)
-        rows = int.from_bytes(self._read(0, 4), "little")
-        if rows != entry.samples:
-            raise DataError(f"{path}: holds {rows} rows, index.json says {entry.samples}")
-        self._offsets = np.frombuffer(self._read(4, 4 * (rows + 2)), np.uint32)
-
-    def _read(self, begin: int, end: int) -> bytes:
-        return os.pread(self._file.fileno(), end - begin, begin)
+        super().__init__(path, entry.samples)
 
     def row(self, index: int) -> Row:
-        data = self._read(int(self._offsets[index]), int(self._offsets[index + 1]))
+        data = self.bytes_of(index)
         free = [place for place, size in enumerate(self._sizes) if size is None]
         sizes = list(self._sizes)
         for place, size in zip(free, np.frombuffer(data, np.uint32, len(free)), strict=True):

@@ -167,11 +167,33 @@ def open_split(data: Path, info: DatasetInfo, name: str) -> Rows:
     return rows
 
 
-class _Shard:
+class ShardFile:
     """One open shard: uint32 n, uint32 offsets [n + 1], a JSON header, then the rows' bytes.
 
     Read, not mapped: a file that shrinks under a map kills the process.
+
+    Raises:
+        DataError: it holds another number of rows than its entry in `index.json`.
     """
+
+    def __init__(self, path: Path, samples: int) -> None:
+        self._file = path.open("rb", buffering=0)
+        rows = int.from_bytes(self._read(0, 4), "little")
+        if rows != samples:
+            raise DataError(f"{path}: holds {rows} rows, index.json says {samples}")
+        self._offsets = np.frombuffer(self._read(4, 4 * (rows + 2)), np.uint32)
+
+    def bytes_of(self, index: int) -> bytes:
+        """The bytes of one row."""
+        return self._read(int(self._offsets[index]), int(self._offsets[index + 1]))
+
+    def _read(self, begin: int, end: int) -> bytes:
+        # Unlike seek and read, safe from several threads at once.
+        return os.pread(self._file.fileno(), end - begin, begin)
+
+
+class _Shard(ShardFile):
+    """One that `leviathan prep` wrote."""
 
     def __init__(self, path: Path, entry: ShardEntry) -> None:
         found = dict(zip(entry.column_names, entry.column_encodings, strict=True))
@@ -180,19 +202,11 @@ class _Shard:
         if tokens[0] != "ndarray" or len(tokens) != 3 or others != OTHER_COLUMNS:
             raise DataError(f"{path}: not written by `leviathan prep` (columns {found})")
         self._dtype, self._width = np.dtype(tokens[1]), int(tokens[2])
-        self._file = path.open("rb", buffering=0)
-        rows = int.from_bytes(self._read(0, 4), "little")
-        if rows != entry.samples:
-            raise DataError(f"{path}: holds {rows} rows, index.json says {entry.samples}")
-        self._offsets = np.frombuffer(self._read(4, 4 * (rows + 2)), np.uint32)
-
-    def _read(self, begin: int, end: int) -> bytes:
-        # Unlike seek and read, safe from several threads at once.
-        return os.pread(self._file.fileno(), end - begin, begin)
+        super().__init__(path, entry.samples)
 
     def row(self, index: int) -> Row:
         # [subsets' size: 4] [first_document: 8] [n_valid: 8] [subsets] [tokens]
-        data = self._read(int(self._offsets[index]), int(self._offsets[index + 1]))
+        data = self.bytes_of(index)
         subsets_end = 20 + int.from_bytes(data[:4], "little")
         first_document, n_valid = np.frombuffer(data, np.int64, 2, 4).tolist()
         if not 0 < n_valid <= self._width:

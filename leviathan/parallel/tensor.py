@@ -6,7 +6,7 @@ row-parallel product, by `total` (sum forward, identity backward). Source: arXiv
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -86,11 +86,6 @@ class _Joined(torch.autograd.Function):
         return grad.chunk(ctx.peers.size, ctx.dim)[ctx.peers.rank].contiguous(), None, None
 
 
-def layout_of(model: nn.Module) -> Layout:
-    """How each cut parameter of the model is cut, by canonical name."""
-    return {name: shard for name, _, shard in _cut(model)}
-
-
 @torch.no_grad()
 def apply_tp(model: nn.Module, group: dist.ProcessGroup) -> Layout:
     """Cuts the parameters of a whole model in place and gives its modules their peers.
@@ -100,7 +95,7 @@ def apply_tp(model: nn.Module, group: dist.ProcessGroup) -> Layout:
         group: the tensor-parallel ranks.
 
     Returns:
-        `layout_of` the model.
+        How each parameter that is cut is cut, by canonical name.
 
     Raises:
         ConfigError: a parameter cannot be cut into so many equal parts.
@@ -108,22 +103,20 @@ def apply_tp(model: nn.Module, group: dist.ProcessGroup) -> Layout:
     peers = GroupPeers(group)
     if peers.size == 1:
         return {}
-    layout: Layout = {}
-    for name, parameter, shard in _cut(model):
-        length = parameter.shape[shard.dim]
-        if length % peers.size:
+    cut = list(_cut(model))
+    for name, parameter, shard in cut:
+        if parameter.shape[shard.dim] % peers.size:
             raise ConfigError(
                 f"parallel.tp={peers.size} does not divide dimension {shard.dim} of {name} "
                 f"{tuple(parameter.shape)}"
             )
-        layout[name] = shard
-    for _, parameter, shard in _cut(model):
+    for _, parameter, shard in cut:
         mine = parameter.chunk(peers.size, shard.dim)[peers.rank]
         parameter.data = mine.clone(memory_format=torch.contiguous_format)
     for module in model.modules():
         if isinstance(getattr(module, "tp", None), Peers):
-            module.__dict__["tp"] = peers
-    return layout
+            cast(Any, module).tp = peers
+    return {name: shard for name, _, shard in cut}
 
 
 def _cut(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Shard]]:

@@ -19,7 +19,7 @@ from leviathan.data.prepare.ledger import (
     tidy,
 )
 from leviathan.data.prepare.pipeline import pack_parts, told
-from leviathan.data.prepare.pool import open_pool
+from leviathan.data.prepare.pool import open_local_pool
 from leviathan.data.prepare.tokenise import PartInfo
 from leviathan.data.tokenizer import load_tokenizer
 from leviathan.errors import DataError
@@ -65,7 +65,7 @@ def merge(out: Path, others: Sequence[Path], workers: int = 1) -> dict[str, Any]
         tokenizer = load_tokenizer(next(w for w in works if (w / TOKENIZER).is_dir()) / TOKENIZER)
         ledger = stack.enter_context(Ledger(out, identity, shared=True))
         ledger.record(request)
-        pool = stack.enter_context(open_pool("local", workers))
+        pool = stack.enter_context(open_local_pool(workers))
         return pack_parts(config, infos, folders, tokenizer, ledger, pool).summary()
 
 

@@ -6,7 +6,7 @@ configuration alone, and a killed run continues with what it had finished.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from leviathan.data.prepare.ledger import (
     tidy,
     writer_of_slice,
 )
-from leviathan.data.prepare.pool import Pool, open_pool
+from leviathan.data.prepare.pool import Pool, open_local_pool
 from leviathan.data.prepare.reader import reading_of
 from leviathan.data.prepare.records import bad_lines
 from leviathan.data.prepare.slices import Slice, take_slice
@@ -81,12 +81,20 @@ def prepare(config: PrepConfig) -> dict[str, Any]:
         with (
             told(config.out),
             Ledger(config.out, identity) as ledger,
-            open_pool(config.executor, config.workers) as pool,
+            _open_pool(config) as pool,
         ):
             tasks = _begin(config, inputs, tokenizer, ledger)
             infos = _tokenise_all(list(enumerate(tasks)), inputs, tokenizer, ledger, config, pool)
             folders = [task.part for task in tasks]
             return pack_parts(config, infos, folders, tokenizer, ledger, pool).summary()
+
+
+def _open_pool(config: PrepConfig) -> AbstractContextManager[Pool]:
+    if config.executor == "ray":
+        from leviathan.data.prepare.ray_pool import open_ray_pool
+
+        return open_ray_pool()
+    return open_local_pool(config.workers)
 
 
 @contextmanager
@@ -135,7 +143,7 @@ def _prepare_slice(
 ) -> dict[str, Any]:
     with (
         Ledger(config.out, identity, shared=True) as ledger,
-        open_pool("local", config.workers) as pool,
+        open_local_pool(config.workers) as pool,
     ):
         tasks = _begin(config, inputs, tokenizer, ledger)
         mine = list(enumerate(tasks))[part.rank :: part.world]

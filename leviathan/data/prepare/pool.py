@@ -1,4 +1,4 @@
-"""Runs independent tasks: here, in processes of this machine, or on a Ray cluster.
+"""What runs independent tasks; and two that do, here and in processes of this machine.
 
 A task is small and says where its result belongs on a (shared) disk; doing it again after a crash
 gives the same bytes. So no more is asked of a pool than that every task is done once or oftener.
@@ -49,14 +49,9 @@ class Pool(Protocol):
 
 
 @contextmanager
-def open_pool(executor: str, workers: int) -> Iterator[Pool]:
-    """The pool of a configuration's `executor` (`local` or `ray`), closed at the end."""
-    if executor == "ray":
-        from leviathan.data.prepare.ray_pool import open_ray_pool
-
-        with open_ray_pool() as pool:
-            yield pool
-    elif workers == 1:
+def open_local_pool(workers: int) -> Iterator[Pool]:
+    """This process, or `workers` others that end at the end."""
+    if workers == 1:
         yield _Here()
     else:
         processes = _Processes(workers)

@@ -21,7 +21,7 @@ from leviathan.data.prepare.assemble import NothingToTrainOn, Recipe, assemble
 from leviathan.data.prepare.layout import Choice, Part
 from leviathan.data.prepare.ledger import Ledger, check_same, is_finished, sole_writer
 from leviathan.data.prepare.pipeline import told
-from leviathan.data.prepare.pool import Pool, open_pool
+from leviathan.data.prepare.pool import Pool, open_local_pool
 from leviathan.data.prepare.tokenise import DOCUMENT_DTYPE, TRAIN, VAL
 from leviathan.data.tokenizer import Tokenizer, load_tokenizer
 from leviathan.errors import DataError
@@ -69,7 +69,7 @@ def split_by_subset(source: Path, out: Path, workers: int = 1) -> dict[str, Any]
     names = _folder_names(info.subsets)
     check_folder(out)
     result: dict[str, Any] = {}
-    with sole_writer(out), told(out), open_pool("local", workers) as pool:
+    with sole_writer(out), told(out), open_local_pool(workers) as pool:
         tables = out / ".documents"
         pending = [name for name in info.subsets if not is_finished(out / names[name])]
         if pending:

@@ -13,7 +13,7 @@ from leviathan.data.mds import ShardContent, open_split, read_index, read_shard
 from leviathan.data.prepare.assemble import fingerprint
 from leviathan.data.prepare.ledger import OWN_FILES
 from leviathan.data.prepare.pack import count_ids
-from leviathan.data.prepare.pool import Pool, open_pool
+from leviathan.data.prepare.pool import Pool, open_local_pool
 from leviathan.data.tokenizer import Tokenizer, load_tokenizer
 from leviathan.errors import DataError
 
@@ -74,7 +74,7 @@ def verify(directory: Path, workers: int = 1) -> dict[str, Any]:
     lengths = np.zeros(info.vocab_size, np.int64)  # bytes behind each id; end-of-text has none
     lengths[list(tokenizer.ranks.values())] = [len(token) for token in tokenizer.ranks]
     total = sum(split.rows for split in info.splits.values())
-    with progress_bar("verifying (rows)", total=total) as bar, open_pool("local", workers) as pool:
+    with progress_bar("verifying (rows)", total=total) as bar, open_local_pool(workers) as pool:
         for name in info.splits:
             counts = _verify_split(directory, info, name, lengths, pool, bar.advance)
             if name == "train":

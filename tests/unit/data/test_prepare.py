@@ -1,7 +1,6 @@
 """Preparation end to end: what is written, from what, and what happens when it is disturbed."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import streaming
-from prep_cases import hashes, shards, stream_of
+from prep_cases import hashes, shards, start_preparation, stream_of, wait_for_orphans
 
 from leviathan.config.schema import PrepConfig
 from leviathan.data.format import DatasetInfo
@@ -220,16 +219,7 @@ def test_killed_and_continued(
     undisturbed = config(source=source, out=tmp_path / "undisturbed")
     prepare(undisturbed)
     disturbed = config(source=source, workers=workers)
-    program = (
-        "import sys; from leviathan.config.schema import PrepConfig; "
-        "from leviathan.data.prepare import prepare; "
-        "prepare(PrepConfig.model_validate_json(sys.argv[1], strict=False))"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, disturbed.model_dump_json()],
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    process = start_preparation(disturbed)
     parts = disturbed.out / ".prep/parts"
     deadline = time.monotonic() + 60
     while not (parts / "00003").exists() and time.monotonic() < deadline:
@@ -240,7 +230,7 @@ def test_killed_and_continued(
     assert not (disturbed.out / "dataset.json").exists()
     with pytest.raises(DataError, match="unfinished"):
         DatasetInfo.load(disturbed.out)
-    _wait_for_orphans(process.pid)
+    wait_for_orphans(process.pid)
     for folder in (disturbed.out / "train", disturbed.out / ".prep/train"):
         folder.mkdir(exist_ok=True)
         (folder / "shard.00000.mds").write_bytes(b"half a shard of a killed packing")
@@ -249,18 +239,6 @@ def test_killed_and_continued(
     prepare(disturbed)
     assert f"continuing: {kept} of 8 files" in capsys.readouterr().err
     assert hashes(disturbed.out) == hashes(undisturbed.out)
-
-
-def _wait_for_orphans(session: int) -> None:
-    """Worker processes end by themselves when their parent is gone."""
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        try:
-            os.killpg(session, 0)
-        except ProcessLookupError:
-            return
-        time.sleep(0.05)
-    pytest.fail("worker processes outlived the killed preparation")
 
 
 def test_a_finished_one_says_so_at_once(
