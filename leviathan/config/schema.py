@@ -5,6 +5,7 @@ and are filled in here, so the resolved YAML always states them. What follows fr
 *and* the world size is in `leviathan.config.plan`.
 """
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
@@ -65,6 +66,12 @@ class ModelConfig(Strict):
                 f"vocab_size ({self.vocab_size})"
             )
         return self
+
+    def cut_by_tp(self) -> dict[str, int]:
+        """What parallel.tp cuts into equal parts: name under `model.` → size."""
+        names = ("n_heads", "n_kv_heads", "d_ff", "padded_vocab_size")
+        sizes: dict[str, int] = {name: getattr(self, name) for name in names}
+        return sizes | {f"embedding.{k}": size for k, size in self.embedding.cut_by_tp().items()}
 
 
 class ModelFile(Strict):
@@ -191,14 +198,7 @@ EngineChoice = Annotated[
 class ParallelConfig(Strict):
     """How the world is cut. tp is the innermost axis; the rest is data-parallel."""
 
-    tp: PositiveInt = 1
-
-    @field_validator("tp")
-    @classmethod
-    def _only_one(cls, tp: int) -> int:
-        if tp != 1:
-            raise ValueError("tensor parallelism is not available yet: set parallel.tp=1")
-        return tp
+    tp: PositiveInt = Field(default=1, description="ranks that share each matrix of the model")
 
 
 class CheckpointConfig(Strict):
@@ -238,6 +238,19 @@ class RunConfig(Strict):
             raise ValueError(
                 f"optim.warmup_steps ({self.optim.warmup_steps}) must be less than "
                 f"train.steps ({self.train.steps})"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _tp_fits(self) -> "RunConfig":
+        tp, sizes = self.parallel.tp, self.model.cut_by_tp()
+        wrong = [f"model.{name} ({size:,})" for name, size in sizes.items() if size % tp]
+        if wrong:
+            most = math.gcd(*sizes.values())
+            fitting = [str(n) for n in range(1, most + 1) if most % n == 0]
+            raise ValueError(
+                f"parallel.tp={tp} does not divide {', '.join(wrong)}: set parallel.tp to one of "
+                f"{', '.join(fitting)}, or make these multiples of {tp}"
             )
         return self
 
