@@ -6,6 +6,12 @@ The ranks are started here, with one thread each on the CPU (one device each on 
 60M-like model with 50k ids once for each way. Bytes are what one rank sends, by the usual ring
 algorithms: of n ranks' all-reduce 2(n-1)/n of the tensor, of an all-gather (n-1)/n of the result.
 "Once a step" is the sum of gradients of parameters that every rank has whole, LEV's and the norms'.
+
+Why `ids` is the default of `embedding.tp`: generation costs much and its rows are small, so a rank
+does well to make its share of them and be given the rest. `replicated` makes every row on every
+rank and sends as much a step. `heads` takes as long as `ids` and halves LEV's memory, but sends
+twice as much a micro-batch, rounds partial sums, and needs a tp that divides the heads; it is for
+runs where LEV's few megabytes count.
 """
 
 import argparse
@@ -139,7 +145,7 @@ def main() -> None:
     """Command line."""
     parser = arguments(__doc__ or "", rounds=7)
     parser.add_argument("--ranks", type=int, default=2, help="tensor-parallel ranks (2)")
-    parser.add_argument("--rows", type=int, default=8, help="sequences of 512 tokens (8)")
+    parser.add_argument("--rows", type=int, default=4, help="sequences of 512 tokens (4)")
     options = parser.parse_args()
     ready(options.device)
     multiprocessing.spawn(on_a_rank, (free_port(), options), options.ranks)

@@ -250,7 +250,7 @@ class LeviathanConfig(GeneratorConfig):
     kind: Literal["leviathan"] = "leviathan"
     heads: PositiveInt = Field(default=8, description="h: parallel heads summed into E")
     tp: Literal["replicated", "ids", "heads"] = Field(
-        default="replicated",
+        default="ids",  # the fastest: see benchmarks/tensor_parallel.py
         description="under parallel.tp: every rank generates all rows, a share of them, or heads",
     )
     knots: int = Field(default=16, ge=2, description="κ: uniform knots of the quadratic B-spline")
