@@ -33,7 +33,8 @@ def deepspeed_json(plan: RunPlan) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": plan.config.train.micro_batch_size,
         "gradient_accumulation_steps": plan.micro_batches,
         "gradient_clipping": 0.0,  # AdamW clips: its norm counts tensor-parallel ranks rightly
-        "zero_optimization": {"stage": engine.zero_stage},
+        # Partitions in another order would be read and saved wrongly.
+        "zero_optimization": {"stage": engine.zero_stage, "round_robin_gradients": False},
         "zero_allow_untested_optimizer": True,  # ours is torch's AdamW with a veto
         "communication_data_type": "fp32",
         "bf16": {"enabled": engine.precision == "bf16"},

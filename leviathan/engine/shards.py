@@ -60,16 +60,16 @@ class Shard:
     @property
     def weight(self) -> Tensor:
         """[count] view of the fp32 master."""
-        return self.cut(self.master.detach())
+        return self.of(self.master.detach())
 
     def tensors(self, optimizer: GuardedAdamW) -> dict[str, Tensor]:
         """Prefix in a checkpoint → [count] view of what is held: weight and both moments."""
         state = _state_of(optimizer, self.master)
         return dict(
-            zip(PREFIXES, (self.weight, *(self.cut(state[k]) for k in MOMENTS)), strict=True)
+            zip(PREFIXES, (self.weight, *(self.of(state[k]) for k in MOMENTS)), strict=True)
         )
 
-    def cut(self, whole: Tensor) -> Tensor:
+    def of(self, whole: Tensor) -> Tensor:
         """[count] view of what this shard is in a tensor as large as the master."""
         return whole.view(-1).narrow(0, self.offset, self.count)
 

@@ -104,7 +104,7 @@ def reduced_gradients(
     """
     if getattr(wrapped, "cpu_offload", False) or getattr(wrapped, "offload_optimizer", False):
         # The masters on the CPU have got them already.
-        return [(s.name, s.cut(s.master.grad)) for s in shards if s.master.grad is not None], False
+        return [(s.name, s.of(s.master.grad)) for s in shards if s.master.grad is not None], False
     if hasattr(wrapped, "averaged_gradients"):
         parameters = getattr(wrapped, "params_in_partition", None) or wrapped.fp16_groups
         return _named(module, parameters, wrapped.averaged_gradients), False
@@ -119,7 +119,7 @@ def _named(module: nn.Module, parameters: Any, gradients: Any) -> NamedTensors:
     return [
         (names[id(p)], gradient)
         for number, group in enumerate(parameters)
-        for p, gradient in zip(group, gradients[number], strict=False)
+        for p, gradient in zip(group, gradients[number] or (), strict=False)
     ]
 
 

@@ -64,6 +64,13 @@ def check_variants(tmp_path, mesh):
         check_equals_bare_loop(run, mesh)
 
 
+def check_replicas(tmp_path, mesh):
+    """Copies of each cut part, as many as there are data-parallel ranks."""
+    engine = {"kind": "fsdp2", "replicas": mesh.dp}
+    check_equals_bare_loop(config(tmp_path, MODES["ids"], engine, mesh.tp), mesh)
+    check_resumes_in_place(config(tmp_path, MODES["heads"], engine, mesh.tp), mesh)
+
+
 def check_compiled(tmp_path, mesh):
     for engine in ({"kind": "fsdp2", "activation_checkpointing": True}, {"zero_stage": 1}):
         run = config(tmp_path, MODES["heads"], {**engine, "compile": True}, mesh.tp)
@@ -77,20 +84,15 @@ def check_copies(tmp_path, mesh, engines=IN_SHORT):
         engine = build(run, mesh)
         advance(engine, run, mesh, 0, 3)
         mine = {
-            key: value
+            prefix + shard.name: held.clone()
             for shard in engine._state._shards
             if shard.within is None
-            for key, value in {f"{k}{shard.name}": v for k, v in tensors(engine, shard)}.items()
+            for prefix, held in shard.tensors(engine._adamw).items()
         }
         assert any(key.endswith("norm.weight") for key in mine)
-        ranks = mesh.gather((mesh.dp_rank, {k: v.clone() for k, v in mine.items()}))
-        for dp_rank, theirs in ranks:
+        for dp_rank, theirs in mesh.gather((mesh.dp_rank, mine)):
             if dp_rank == mesh.dp_rank:
                 assert_equal_states(theirs, mine, f"{embedding} {name}")
-
-
-def tensors(engine, shard):
-    return shard.tensors(engine._adamw).items()
 
 
 def check_step_zero(tmp_path, mesh):
@@ -172,5 +174,5 @@ def test_two_in_every_engine_precision_and_variant(tmp_path):
 def test_four_ranks_as_two_by_two_and_as_four(tmp_path, tp):
     """Two by two: data-parallel as well, with unequal shares of the rows."""
     checks = [partial(c, engines=tuple(ENGINES)) for c in (check_copies, check_in_place)]
-    checks += [partial(check_kinds, engines=tuple(ENGINES)), check_journeys]
+    checks += [partial(check_kinds, engines=tuple(ENGINES)), check_journeys, check_replicas]
     run_ranks(partial(on_each_rank, tp=tp), 4, str(tmp_path), *checks, timeout=580)
