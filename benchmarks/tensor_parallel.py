@@ -36,7 +36,14 @@ from leviathan.parallel.tensor import GroupPeers, apply_tp
 from leviathan.train.loop import new_model
 
 DEFAULT = LeviathanConfig().tp
-MODES = (DEFAULT, *(mode for mode in ("replicated", "ids", "heads") if mode != DEFAULT))
+MODES = (DEFAULT, "replicated", "heads")
+assert DEFAULT == "ids", "the goals below are about it"
+GOALS = {  # LEV is a few per cent of a micro-batch, and `heads` takes as long as `ids`
+    ("replicated", "embedding"): "≥ 1.3",
+    ("replicated", "micro_batch"): "≥ 0.97",
+    ("heads", "embedding"): "≥ 0.9",
+    ("heads", "micro_batch"): "≥ 0.97",
+}
 BYTES = 16  # a parameter's: fp32 weight, gradient and both moments
 
 
@@ -116,7 +123,7 @@ def measure(report: Report, ways: Sequence[Way], rounds: int, device: torch.devi
             pairs = paired(getattr(default, part), getattr(other, part), rounds, device)
             times = [(a * 1e3, b * 1e3) for a, b in pairs]
             what = "LEV forward+backward" if part == "embedding" else "micro-batch"
-            report.compare(f"{DEFAULT}: {what}, {text}", times, mode, "ms", "≥ 1")
+            report.compare(f"{DEFAULT}: {what}, {text}", times, mode, "ms", GOALS[mode, part])
     for mode, way in zip(MODES, ways, strict=True):
         report.figure(f"{mode}: sent, LEV a micro-batch", way.megabytes(way.embedding), "MB")
         whole = way.megabytes(way.micro_batch)
