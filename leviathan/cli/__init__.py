@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import typer
 
-from leviathan.cli import data, evaluation, handover, training
+from leviathan.cli import data, evaluation, handover, launching, training
 from leviathan.console import console
 from leviathan.errors import LeviathanError, OneRankError
 
@@ -27,6 +27,7 @@ app = typer.Typer(
 app.command("prep")(data.prep)
 app.command("params")(training.params)
 app.command("train")(training.train)
+app.command("launch")(launching.launch)
 app.command("perplexity")(evaluation.perplexity)
 app.command("frequency")(evaluation.frequency)
 app.command("eval")(evaluation.evaluate)
