@@ -4,6 +4,7 @@ Commands are lists of arguments throughout; nothing here is a shell's text but t
 DeepSpeed's pdsh launcher makes of its own arguments, for which they are quoted (`quoted_for_pdsh`).
 """
 
+import os
 import re
 import shlex
 import sys
@@ -21,6 +22,7 @@ LAUNCHERS: tuple[Launcher, ...] = ("deepspeed", "torchrun", "slurm")
 DEEPSPEED = ("-m", "deepspeed.launcher.runner")
 TORCHRUN = ("-m", "torch.distributed.run")
 # ssh that notices within 30 s that a machine is gone, and never asks.
+PDSH_OPTIONS = "PDSH_SSH_ARGS_APPEND"
 SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3")
 
 
@@ -102,7 +104,8 @@ def _deepspeed(request: Request) -> list[Command]:
         # --force_multi: without it a hostfile of one host starts here, whatever its name.
         quoted = tuple(map(quoted_for_pdsh, (script, *request.arguments)))
         argv = (*head, "--launcher", "pdsh", "--force_multi", *quoted)
-        return [Command(argv, environment={"PDSH_SSH_ARGS_APPEND": " ".join(SSH_OPTIONS)})]
+        options = " ".join((*SSH_OPTIONS, os.environ.get(PDSH_OPTIONS, ""))).rstrip()
+        return [Command(argv, environment={PDSH_OPTIONS: options})]
     tail = (script, *request.arguments)
     return [
         Command((*head, "--no_ssh", "--node_rank", str(number), *tail), host)
