@@ -12,7 +12,6 @@ from runs import finish, gone, launched, signal_when_at
 # busy machine is slower, and the deepspeed launcher gives a stopped rank 30 s.
 SOON_S = 30
 LONG = ("train.steps=20000", "checkpoint.every=0", "train.eval_every=0")
-SHARED_MEMORY = Path("/dev/shm")
 
 CASES = {
     "deepspeed, rank 1 killed": ("deepspeed", signal.SIGKILL, 1, "is gone"),
@@ -20,6 +19,10 @@ CASES = {
     "torchrun, rank 1 stopped": ("torchrun", signal.SIGSTOP, 1, "has been silent for 3 s"),
     "deepspeed, rank 0 stopped": ("deepspeed", signal.SIGSTOP, 0, "has been silent for 3 s"),
 }
+
+
+def shared_memory():
+    return {path.name for path in Path("/dev/shm").iterdir()}
 
 
 @pytest.mark.parametrize(
@@ -37,7 +40,7 @@ def test_the_others_end_and_name_the_missing(run_file, case):
     launcher, number, victim, how = CASES[case]
     run_dir = run_file.parent / case.replace(", ", "-").replace(" ", "-")
     settings = (f"run_dir={run_dir}", "engine.kind=fsdp2", "parallel.lost_after_s=3", *LONG)
-    before = set(os.listdir(SHARED_MEMORY))
+    before = shared_memory()
     with launched(launcher, run_file, *settings) as process:
         ranks = signal_when_at(run_dir, 12, number, victim)
         lost_at = time.monotonic()
@@ -54,4 +57,4 @@ def test_the_others_end_and_name_the_missing(run_file, case):
     assert how in errors
     assert f"goes on from {run_dir}" in errors
     assert all(gone(pid) for pid in ranks)
-    assert set(os.listdir(SHARED_MEMORY)) <= before
+    assert shared_memory() <= before

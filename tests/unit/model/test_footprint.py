@@ -44,7 +44,7 @@ def test_sizes_are_the_models(kind):
 
 
 def test_a_tp_that_divides_nothing_is_an_error():
-    with pytest.raises(ConfigError, match="parallel.tp=3 does not divide"):
+    with pytest.raises(ConfigError, match=r"parallel\.tp=3 does not divide"):
         sizes(model(), 3)
 
 
