@@ -21,7 +21,7 @@ from leviathan.model.accounting import account
 from leviathan.model.init import init_weights
 from leviathan.model.transformer import CausalLM
 from leviathan.optim import lr_at
-from leviathan.parallel.launch_env import read_launch_env, share_cores
+from leviathan.parallel.launch_env import keep_pages, read_launch_env, share_cores
 from leviathan.parallel.mesh import Mesh, init_mesh
 from leviathan.parallel.watch import Watch
 from leviathan.train.metrics import METRICS, Metrics, logged_losses
@@ -42,6 +42,7 @@ def train(config: RunConfig) -> None:
     env = read_launch_env()
     plan = RunPlan(config, env.world_size)
     share_cores(env)
+    keep_pages()
     mesh = init_mesh(env, config.parallel.tp, config.parallel.timeout_s)
     watch = Watch(
         mesh,
