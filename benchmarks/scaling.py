@@ -3,9 +3,9 @@
     python benchmarks/scaling.py [--json] [--rounds N] [--device cuda] [--rows N] [--ranks N]
 
 Every rank has the same rows at any number of ranks (weak scaling), one thread on the CPU, one
-device on CUDA. The ranks run once as so many worlds of one, at the same time but without a word to each
-other, and once as one world: what a step takes longer then is communication, and not cores or
-memory that they share. Ranks alone on the machine come first.
+device on CUDA. The ranks run once as so many worlds of one, at the same time but without a word to
+each other, and once as one world: what a step takes longer then is communication, and not cores or
+memory that they share. One rank alone on the machine comes first.
 """
 
 import argparse
