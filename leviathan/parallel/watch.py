@@ -8,6 +8,7 @@ thread waits for, after a message that names the missing.
 """
 
 import os
+import resource
 import secrets
 import selectors
 import socket
@@ -25,6 +26,8 @@ CONNECT_S = 5.0  # to one address of rank 0
 SETTLE_S = 1.0  # the ranks of a lost machine fall one after the other: name them together
 VERDICT_S = 5.0  # how long an error waits for the word that a rank is gone, which explains it
 STATUS = 1
+WELCOME = b"welcome\n"
+CROWD = 4096  # ranks that may knock at once
 
 
 @dataclass
@@ -115,8 +118,10 @@ class Watch:
             with suppress(OSError):
                 connection = socket.create_connection((address, invitation.port), CONNECT_S)
                 connection.sendall(f"{invitation.token} {self.mesh.rank}\n".encode())
-                if connection.recv(64) == b"welcome\n":
-                    self._peers[connection] = _Peer(0, time.monotonic())
+                said = connection.recv(64)
+                if said.startswith(WELCOME):
+                    unread = said.removeprefix(WELCOME)
+                    self._peers[connection] = _Peer(0, time.monotonic(), unread)
                     return True
                 connection.close()
         return False
@@ -185,7 +190,7 @@ class Watch:
                 if word != self._token or not rest:
                     return False
                 peer.rank = int(rest[0])
-                connection.sendall(b"welcome\n")
+                connection.sendall(WELCOME)
             elif word == "bye":
                 peer.left = True
             elif word == "lost":
@@ -215,10 +220,16 @@ class Watch:
 
 
 def _listen() -> socket.socket:
+    # A connection a rank: more than the usual 1,024 files where the system lets us.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     if socket.has_dualstack_ipv6():
         with suppress(OSError):  # a kernel without IPv6
-            return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", 0))
+            return socket.create_server(
+                ("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=CROWD
+            )
+    return socket.create_server(("", 0), backlog=CROWD)
 
 
 def _addresses() -> tuple[str, ...]:

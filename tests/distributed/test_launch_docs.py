@@ -51,7 +51,7 @@ def test_the_commands_that_show_something_show_it(run_file, tmp_path):
 def prepare(run_file, folder):
     run = yaml.safe_load(run_file.read_text())
     run |= {"run_dir": "run", "engine": {"kind": "fsdp2"}}
-    run["train"] |= {"steps": STEPS, "eval_every": 0}
+    run["train"] |= {"steps": STEPS, "eval_every": 0, "global_batch_size": 16}
     run["optim"] |= {"lr": 0.001}
     (folder / "run.yaml").write_text(yaml.safe_dump(run))
     (folder / "launch").symlink_to(REPOSITORY / "launch")
