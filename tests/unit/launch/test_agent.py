@@ -100,7 +100,7 @@ def test_what_a_launcher_leaves_behind_is_ended():
 
 
 def run(*codes, elastic=False, patience_s=1.0):
-    """Exit status of a launch on two 'hosts' that do what `codes` say, with arguments or without."""
+    """Exit status of a launch on two 'hosts'; each of `codes` may be with arguments."""
     hosts = (Host("localhost", 1), Host("127.0.0.1", 1))
     commands = [
         Command((sys.executable, "-c", *([code] if isinstance(code, str) else code)), host)
