@@ -25,7 +25,7 @@ MODULES = {
     "torchrun": "torch.distributed.run",
 }
 TRAINING = [words for words in COMMANDS if not {"params", "slurm", "--dry-run"} & set(words)]
-EACH = 12  # steps that each command makes before it is told to stop
+EACH = 5  # steps that each command makes before it is told to stop
 STEPS = EACH * len(TRAINING)
 LOSS_TOLERANCE = 1e-3  # as in test_docs
 
@@ -58,7 +58,8 @@ def prepare(run_file, folder):
     (folder / "hostfile").write_text("node1 slots=1\nnode2 slots=1\n")
     (folder / "hostfile1").write_text("node1 slots=1\n")
     (folder / ".deepspeed_env").write_text(
-        "DS_ACCELERATOR=cpu\nOMP_NUM_THREADS=1\nGLOO_SOCKET_IFNAME=eth0\nTP_SOCKET_IFNAME=eth0\n"
+        "DS_ACCELERATOR=cpu\nOMP_NUM_THREADS=1\nOMP_WAIT_POLICY=PASSIVE\n"
+        "GLOO_SOCKET_IFNAME=eth0\nTP_SOCKET_IFNAME=eth0\n"
     )
 
 
