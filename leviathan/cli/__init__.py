@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import typer
 
-from leviathan.cli import data, evaluation, handover, training
+from leviathan.cli import data, evaluation, handover, launching, sizes, training
 from leviathan.console import console
 from leviathan.errors import LeviathanError, OneRankError
 
@@ -25,8 +25,9 @@ app = typer.Typer(
     add_completion=False,
 )
 app.command("prep")(data.prep)
-app.command("params")(training.params)
+app.command("params")(sizes.params)
 app.command("train")(training.train)
+app.command("launch")(launching.launch)
 app.command("perplexity")(evaluation.perplexity)
 app.command("frequency")(evaluation.frequency)
 app.command("eval")(evaluation.evaluate)

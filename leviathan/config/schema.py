@@ -136,6 +136,10 @@ class TrainConfig(Strict):
     micro_batch_size: PositiveInt
     log_every: PositiveInt = 10
     eval_every: int = Field(default=0, ge=0, description="steps; 0 evaluates at the end only")
+    spike_deviations: NonNegativeFloat = Field(
+        default=6.0,
+        description="warn of a loss so many robust deviations over the running median; 0: never",
+    )
 
     @model_validator(mode="after")
     def _micro_fits(self) -> "TrainConfig":
@@ -220,6 +224,12 @@ class ParallelConfig(Strict):
     """How the world is cut. tp is the innermost axis; the rest is data-parallel."""
 
     tp: PositiveInt = Field(default=1, description="ranks that share each matrix of the model")
+    lost_after_s: PositiveInt = Field(
+        default=60, description="a rank silent for so long is lost, and the others end"
+    )
+    timeout_s: PositiveInt = Field(
+        default=1800, description="a collective that takes longer fails: some rank hangs"
+    )
 
 
 class CheckpointConfig(Strict):

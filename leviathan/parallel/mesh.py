@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -91,8 +92,10 @@ def _known_kind(error: Exception) -> type[LeviathanError] | None:
     return type(error) if isinstance(error, LeviathanError) else None
 
 
-def init_mesh(env: LaunchEnv, tp: int) -> Mesh:
+def init_mesh(env: LaunchEnv, tp: int, timeout_s: float = 1800) -> Mesh:
     """Joins the process group, once in a process's life, and picks this rank's device.
+
+    A collective that takes longer than `timeout_s` fails.
 
     Raises:
         ConfigError: tp does not divide the world, or the other ranks cannot be reached.
@@ -114,7 +117,8 @@ def init_mesh(env: LaunchEnv, tp: int) -> Mesh:
     if not dist.is_initialized():
         try:
             # Gloo serves the small CPU values of this class also where gradients go through NCCL.
-            dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
+            timeout = timedelta(seconds=timeout_s)
+            dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timeout)
         except (RuntimeError, ValueError, OSError) as error:
             at = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
             raise ConfigError(
@@ -123,7 +127,7 @@ def init_mesh(env: LaunchEnv, tp: int) -> Mesh:
             ) from error
         # Not sooner: DeepSpeed holds on to the group, and a second run in this process needs it.
         atexit.register(leave_mesh)
-    save_group = dist.new_group(backend="gloo")
+    save_group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
     assert isinstance(save_group, dist.ProcessGroup)
     axes = init_device_mesh(device.type, (env.world_size // tp, tp), mesh_dim_names=("dp", "tp"))
     groups = axes.get_group("dp"), axes.get_group("tp")
