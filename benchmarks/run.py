@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from batch import text_batch
 
-from leviathan.data.dataset import TOKENIZER_FILES
 from leviathan.config.schema import RunConfig
+from leviathan.data.dataset import TOKENIZER_FILES
 from leviathan.data.stream import Batch
 from leviathan.parallel.launch_env import keep_pages, read_launch_env
 from leviathan.parallel.mesh import Mesh, init_mesh
