@@ -95,7 +95,8 @@ def token_counts(found: Described, data: Dataset, ranks: Ranks) -> np.ndarray:
     kept = results and results.parent / f"token_counts-{info.fingerprint[:16]}.npy"
     if kept and ranks.agreed(kept.is_file):
         return ranks.each(lambda: read_counts(kept, info.vocab_size))
-    counts = sum(ranks.map(lambda rank: _count(data, rank, ranks.world_size), ranks.all))
+    shares = ranks.map(lambda rank: _count(data, rank, ranks.world_size), ranks.all)
+    counts = np.sum(shares, axis=0)
     if kept and ranks.rank == 0:
         buffer = io.BytesIO()
         np.save(buffer, counts)

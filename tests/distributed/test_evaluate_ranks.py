@@ -116,4 +116,4 @@ def test_ranks_refuse_with_one_message(trained, arguments, message):
     told = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert len(told) == 1, done.stderr
     assert message in told[0]
-    assert "Traceback (most recent call last):\n  File \"" + str(REPOSITORY) not in done.stderr
+    assert 'Traceback (most recent call last):\n  File "' + str(REPOSITORY) not in done.stderr
