@@ -12,6 +12,7 @@ from typing import NoReturn
 import typer
 
 from leviathan.cli import data, evaluation, handover, launching, sizes, training
+from leviathan.cli.options import is_another_rank
 from leviathan.console import console
 from leviathan.errors import LeviathanError, OneRankError
 
@@ -58,14 +59,11 @@ def _fail(message: str, shared: bool = True) -> NoReturn:
 
     Args:
         message: what is wrong, where, and what to do.
-        shared: the other ranks of a training run fail with the same. Then rank 0 has the word;
-            everywhere else RANK may be set as well, but each process speaks for itself.
+        shared: the other ranks of a launch fail with the same. Then rank 0 has the word; in other
+            sub-commands RANK may be set as well, but each process speaks for itself.
     """
-    rank = os.environ.get("RANK", "0")
-    launched = os.environ.get("WORLD_SIZE", "1") != "1"
-    another = launched and rank.isdecimal() and int(rank) > 0
-    training = sys.argv[1:2] == ["train"]
-    if not (training and another and shared):
-        who = f"rank {rank}: " if training and another else ""
+    another = is_another_rank()
+    if not (another and shared):
+        who = f"rank {os.environ['RANK']}: " if another else ""
         console.print(f"error: {who}{message}", style="red", markup=False)
     sys.exit(2)
