@@ -24,7 +24,8 @@ from typing import Any, cast
 import torch
 from harness import Report, Work, arguments, paired, peak_megabytes, ready
 from run import one_batch, run_config, scratch
-from torch import Tensor, multiprocessing
+from torch import Tensor
+from torch.multiprocessing.spawn import spawn
 
 from leviathan.config.embedding import LeviathanConfig
 from leviathan.data.stream import Batch
@@ -155,7 +156,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=4, help="sequences of 512 tokens (4)")
     options = parser.parse_args()
     ready(options.device)
-    multiprocessing.spawn(on_a_rank, (free_port(), options), options.ranks)
+    spawn(on_a_rank, (free_port(), options), options.ranks)
 
 
 if __name__ == "__main__":
