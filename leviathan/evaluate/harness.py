@@ -11,9 +11,10 @@ The only module that imports lm_eval. Rules that the scores follow:
 import difflib
 import json
 import math
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -286,7 +287,8 @@ def evaluate_model(
             if task.get_config("num_fewshot") is None:
                 task.set_config(key="num_fewshot", value=0)
             task.set_fewshot_seed(seed=FEWSHOT_SEED)
-        results = evaluate(model, found, limit=limit, log_samples=True, bootstrap_iters=1_000)
+        with redirect_stdout(sys.stderr):  # lm-eval tells of its bootstrap among the results
+            results = evaluate(model, found, limit=limit, log_samples=True, bootstrap_iters=1_000)
     assert results is not None
     samples: Any = results.pop("samples", {})
     return plain(results), samples
