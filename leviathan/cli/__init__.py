@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import typer
 
-from leviathan.cli import data, evaluation, handover, training
+from leviathan.cli import data, evaluation, handover, studies, training
 from leviathan.console import console
 from leviathan.errors import LeviathanError, OneRankError
 
@@ -31,12 +31,14 @@ app.command("perplexity")(evaluation.perplexity)
 app.command("frequency")(evaluation.frequency)
 app.command("eval")(evaluation.evaluate)
 app.command("report")(evaluation.report)
+app.command("fit")(studies.fit)
 app.command("export")(handover.export)
 app.command("import")(handover.import_)
 app.command("generate")(handover.generate)
 app.add_typer(data.tokenizer_app, name="tokenizer")
 app.add_typer(data.data_app, name="data")
 app.add_typer(training.checkpoint_app, name="checkpoint")
+app.add_typer(studies.study_app, name="study")
 
 
 def main() -> None:
