@@ -43,7 +43,7 @@ def bare(config: RunConfig, batch: Batch, mesh: Mesh) -> Work:
 def main() -> None:
     """Command line."""
     parser = arguments(__doc__ or "", rounds=5)
-    parser.add_argument("--rows", type=int, default=4, help="sequences a step (4)")
+    parser.add_argument("--rows", type=int, default=8, help="sequences a step (8)")
     options = parser.parse_args()
     device, report, mesh, folder = (
         ready(options.device),

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from batch import text_batch
 
-from leviathan.checkpoint.save import TOKENIZER_FILES
 from leviathan.config.schema import RunConfig
+from leviathan.data.dataset import TOKENIZER_FILES
 from leviathan.data.stream import Batch
-from leviathan.parallel.launch_env import read_launch_env
+from leviathan.parallel.launch_env import keep_pages, read_launch_env
 from leviathan.parallel.mesh import Mesh, init_mesh
 
 BODY = {"d_model": 256, "n_layers": 6, "n_heads": 4}  # the 60M-like body
@@ -26,7 +26,8 @@ def scratch() -> Path:
 
 
 def world() -> Mesh:
-    """A world of this process alone."""
+    """A world of this process alone, set up as `leviathan train` does."""
+    keep_pages()
     return init_mesh(read_launch_env(), tp=1)
 
 

@@ -111,3 +111,36 @@ def report(
 
     result = build_report(runs, out, allow_unequal)
     show(result, as_json, terminal_table)
+
+
+def inspect(
+    checkpoints: Annotated[
+        list[Path],
+        typer.Argument(help="One checkpoint, or two to compare.", metavar="CKPT..."),
+    ],
+    tokens: Annotated[
+        str,
+        typer.Option(help="Tokens whose neighbours to show: `the, def,#42` (text, or # and id)."),
+    ] = "",
+    data: Annotated[
+        Path | None, typer.Option(help="Data set of the token counts, else the run's own.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for inspect.json and the plots as SVG and PNG.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Shows the geometry of the input table: norms by frequency, effective rank, isotropy.
+
+    With two checkpoints of one vocabulary, both side by side, whatever their kinds, and how alike
+    they are. Blanks belong to a token: `' the'` and `the` are two.
+
+    Example: `leviathan inspect runs/tied runs/leviathan --tokens 'def, return' --out geometry`
+    """
+    from leviathan.analysis.inspect import inspect as run
+    from leviathan.analysis.inspect import inspect_text
+    from leviathan.evaluate.input_table import read_tables, token_ids
+
+    tables = read_tables(checkpoints, data)
+    result = run(tables, token_ids(tables[0].tokenizer, tokens), out)
+    show(result, as_json, inspect_text)

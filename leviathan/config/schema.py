@@ -7,7 +7,14 @@ and are filled in here, so the resolved YAML always states them. What follows fr
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    ByteSize,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from leviathan.config.embedding import EmbeddingConfig, InputEmbeddingConfig
 from leviathan.config.embedding import LeviathanConfig as LeviathanConfig
@@ -94,10 +101,24 @@ class DataConfig(Strict):
     """Which data set, and how far apart its rows are shuffled."""
 
     path: UserPath = Field(description="folder with dataset.json, train/ and val/")
+    remote: str | None = Field(
+        default=None, description="URL of such a folder, of which `path` is then the local cache"
+    )
+    cache_limit: ByteSize | None = Field(
+        default=None, description="of shards kept under `path`, such as 200GB; else all"
+    )
     format: MdsTokensFormat | None = Field(
         default=None, description="for a data set that `leviathan prep` did not make"
     )
     shuffle_window: PositiveInt = Field(default=10_000, description="rows")
+
+    @model_validator(mode="after")
+    def _one_place(self) -> "DataConfig":
+        if self.remote is not None and self.format is not None:
+            raise ValueError("give remote or format, not both: a foreign set is read locally")
+        if self.remote is None and self.cache_limit is not None:
+            raise ValueError("cache_limit needs remote: without it nothing under path is removed")
+        return self
 
 
 class TrainConfig(Strict):

@@ -8,6 +8,7 @@ from leviathan.config.schema import DataConfig, MdsTokensFormat
 from leviathan.data.foreign import ForeignRows, describe, split_folders
 from leviathan.data.format import DatasetInfo
 from leviathan.data.mds import Rows, open_split
+from leviathan.data.remote import ShardCache
 from leviathan.data.tokenizer import META_FILE, RANKS_FILE, load_tokenizer
 
 TOKENIZER_FILES = (RANKS_FILE, META_FILE)
@@ -21,6 +22,7 @@ class Dataset:
     path: Path
     info: DatasetInfo
     format: MdsTokensFormat | None = None
+    cache: ShardCache | None = None  # of one that lies elsewhere
 
     def rows(self, split: str) -> Rows:
         """The rows of a split.
@@ -28,6 +30,8 @@ class Dataset:
         Raises:
             DataError: there is no such split, or it is damaged.
         """
+        if self.cache is not None:
+            return self.cache.rows(self.info, split)
         if self.format is None:
             return open_split(self.path, self.info, split)
         self.info.split(split)
@@ -48,10 +52,15 @@ def open_dataset(data: DataConfig | Path, seq_len: int | None = None) -> Dataset
         seq_len: of the model; a foreign set does not say where its rows are to be cut.
 
     Raises:
-        DataError: missing, damaged, or not what `data.format` says.
+        DataError: missing, damaged, out of reach, or not what `data.format` says.
     """
     if isinstance(data, Path):
         return Dataset(data, DatasetInfo.load(data))
+    if data.remote is not None:
+        cache = ShardCache(data.remote, data.path, data.cache_limit)
+        info = cache.open()
+        cache.check_room(data.shuffle_window)
+        return Dataset(data.path, info, cache=cache)
     if data.format is None:
         return Dataset(data.path, DatasetInfo.load(data.path))
     assert seq_len is not None

@@ -4,10 +4,11 @@ Tests compare every row with what streaming's own reader gives. Reading is ours,
 streaming takes 12 s of CPU time in every rank, and its reader opens the shard anew for each row.
 """
 
+import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -19,7 +20,7 @@ from pydantic import BaseModel, Field, TypeAdapter
 from leviathan.data.format import DatasetInfo
 from leviathan.errors import DataError
 
-_OPEN_SHARDS = 64  # files kept open; a shuffle window touches few shards at a time
+OPEN_SHARDS = 64  # files kept open; a shuffle window touches few shards at a time
 
 OTHER_COLUMNS = {"first_document": "int", "n_valid": "int", "subsets": "ndarray:uint16"}
 
@@ -90,11 +91,11 @@ class Rows:
         self.shards = read_index(split_dir)
         self._attach(split_dir, [shard.samples for shard in self.shards])
 
-    def _attach(self, directory: Path, shard_rows: list[int]) -> None:
+    def _attach(self, directory: Path, shard_rows: list[int], at_once: int = OPEN_SHARDS) -> None:
         self.directory = directory
         self.shard_rows = np.array(shard_rows, np.int64)
         self._ends = np.cumsum(self.shard_rows)
-        self._open: Callable[[int], OpenShard] = lru_cache(_OPEN_SHARDS)(self._open_shard)
+        self._open: Callable[[int], OpenShard] = lru_cache(at_once)(self._open_shard)
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -110,15 +111,27 @@ class Rows:
             file = self.directory / self._file_name(shard)
             raise DataError(f"{file}: row {index} is damaged ({error}): copy it again") from None
 
+    def shards_of(self, numbers: Sequence[int] | np.ndarray) -> list[int]:
+        """The shards in which these rows lie, in rising order."""
+        return np.unique(np.searchsorted(self._ends, numbers, side="right")).tolist()
+
+    def ahead(self, numbers: Sequence[int] | np.ndarray) -> None:
+        """Tells that these rows will be wanted soon."""
+
     def _file_name(self, shard: int) -> str:
         return self.shards[shard].raw_data.basename
 
     def _open_shard(self, index: int) -> "OpenShard":
-        return _Shard(self.directory / self.shards[index].raw_data.basename, self.shards[index])
+        entry = self.shards[index]
+        return open_shard(self.directory / entry.raw_data.basename, entry)
 
 
-def read_index(split_dir: Path) -> list[ShardEntry]:
+def read_index(split_dir: Path, complete: bool = True) -> list[ShardEntry]:
     """The shard entries of `index.json`, each checked against its file's size.
+
+    Args:
+        split_dir: of one split.
+        complete: False: the files may be missing, and nothing is checked.
 
     Raises:
         DataError: as `Rows`.
@@ -132,7 +145,7 @@ def read_index(split_dir: Path) -> list[ShardEntry]:
         raise DataError(f"{path} is empty or damaged: copy or prepare the data set again") from None
     if not shards:
         raise DataError(f"{path} lists no shards: the data set is empty")
-    for shard in shards:
+    for shard in shards if complete else ():
         file, size = split_dir / shard.raw_data.basename, shard.raw_data.bytes
         if not file.is_file():
             packed = next(file.parent.glob(f"{file.name}.*"), None)
@@ -152,19 +165,29 @@ def open_split(data: Path, info: DatasetInfo, name: str) -> Rows:
     Raises:
         DataError: no such split, they disagree, or as `Rows`.
     """
-    split = info.split(name)
+    info.split(name)
     rows = Rows(data / name)
+    check_split(rows, info, name)
+    return rows
+
+
+def check_split(rows: Rows, info: DatasetInfo, name: str) -> None:
+    """Holds a split's index against dataset.json.
+
+    Raises:
+        DataError: no such split, or they disagree.
+    """
+    split = info.split(name)
     if len(rows) != split.rows:
-        raise DataError(f"{data / name}: {len(rows)} rows, dataset.json says {split.rows}")
+        raise DataError(f"{rows.directory}: {len(rows)} rows, dataset.json says {split.rows}")
     wanted = columns(info.seq_len, info.dtype)
     for shard in rows.shards:
         found = dict(zip(shard.column_names, shard.column_encodings, strict=False))
         if found != wanted:
             raise DataError(
-                f"{data / name}: {shard.raw_data.basename} has the columns {found}, but "
+                f"{rows.directory}: {shard.raw_data.basename} has the columns {found}, but "
                 f"seq_len and dtype in dataset.json ask for {wanted}"
             )
-    return rows
 
 
 class ShardFile:
@@ -186,6 +209,10 @@ class ShardFile:
     def bytes_of(self, index: int) -> bytes:
         """The bytes of one row."""
         return self._read(int(self._offsets[index]), int(self._offsets[index + 1]))
+
+    def hold(self) -> None:
+        """Keeps a cache from removing the file while it is open here."""
+        fcntl.flock(self._file, fcntl.LOCK_SH)
 
     def _read(self, begin: int, end: int) -> bytes:
         # Unlike seek and read, safe from several threads at once.
@@ -216,6 +243,15 @@ class _Shard(ShardFile):
         subsets = np.frombuffer(data[21 + length_bytes : subsets_end], np.uint16)
         tokens = np.frombuffer(data, self._dtype, self._width, subsets_end)
         return Row(tokens.astype(np.int64), first_document, subsets.astype(np.int64), n_valid)
+
+
+def open_shard(path: Path, entry: ShardEntry) -> _Shard:
+    """Opens a shard that `leviathan prep` wrote.
+
+    Raises:
+        DataError: another program wrote it, or it is damaged.
+    """
+    return _Shard(path, entry)
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,7 @@ class TrainStream:
         _check_batch(self.info, global_batch_size)
         self._order = RowOrder(self._rows.shard_rows, self.info.fingerprint, seed, shuffle_window)
         self._global, self._micro = global_batch_size, micro_batch_size
+        self._window = shuffle_window
         self._maker = _BatchMaker(self.info)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="batches")
         self._next: tuple[tuple[int, int, int], Future[list[Batch]]] | None = None
@@ -117,6 +118,7 @@ class TrainStream:
         size = -(-most // micro_batches)
         filled = np.full(micro_batches * size, FILLER)
         filled[: len(mine)] = mine
+        self._rows.ahead(self._order.at(step * self._global + self._window, self._global))
         return [
             self._maker.batch(self._rows, numbers)
             for numbers in filled.reshape(micro_batches, size).tolist()

@@ -1,5 +1,6 @@
 """Which rank is this process, whichever launcher started it?"""
 
+import ctypes
 import os
 import platform
 import re
@@ -134,3 +135,20 @@ def machine_name() -> str:
         )
     cores = len(os.sched_getaffinity(0))
     return f"{' '.join(named.split()) or platform.machine()}, {cores} cores"
+
+
+def keep_pages() -> None:
+    """Has malloc keep what is freed instead of giving it back to the system.
+
+    A step on the CPU frees and takes the same large tensors again and again; asking the system for
+    them anew, page by page, is a tenth of it (`benchmarks/engines.py`). Elsewhere than under glibc
+    nothing is done.
+
+    Source: mallopt(3).
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return
+    mallopt = ctypes.CDLL(None).mallopt
+    trim_threshold, mmap_max = -1, -4
+    mallopt(mmap_max, 0)
+    mallopt(trim_threshold, 2**31 - 1)

@@ -21,7 +21,7 @@ from leviathan.model.accounting import account
 from leviathan.model.init import init_weights
 from leviathan.model.transformer import CausalLM
 from leviathan.optim import lr_at
-from leviathan.parallel.launch_env import read_launch_env, share_cores
+from leviathan.parallel.launch_env import keep_pages, read_launch_env, share_cores
 from leviathan.parallel.mesh import Mesh, init_mesh
 from leviathan.train.metrics import METRICS, Metrics
 from leviathan.train.run_dir import Start, describe, find_start, occupied
@@ -40,6 +40,7 @@ def train(config: RunConfig) -> None:
     env = read_launch_env()
     plan = RunPlan(config, env.world_size)
     share_cores(env)
+    keep_pages()
     mesh = init_mesh(env, config.parallel.tp)
     with occupied(config.run_dir, mesh), StopSignal(mesh) as signal:
         with mesh.together():

@@ -6,14 +6,10 @@ from typing import IO, Any
 
 from typing_extensions import override
 
+from leviathan.data.filesystem import file_system, readable_error
 from leviathan.data.prepare.source import ByteSource, keep_corpus_files
 from leviathan.errors import DataError
 
-_EXTRAS = {
-    "s3": "pip install 'leviathan[s3]'",
-    "gs": "pip install gcsfs",
-    "az": "pip install adlfs",
-}
 _BLOCK = 1 << 23
 # Where the various file systems say which version of a file this is.
 _VERSIONS = ("ETag", "etag", "blob_id", "md5Hash", "mtime", "LastModified", "last_modified")
@@ -47,11 +43,11 @@ class UrlSource(ByteSource):
 
     @override
     def open(self) -> IO[bytes]:
-        fs, path = _file_system(self.url)
+        fs, path = file_system(self.url)
         try:
             file = fs.open(path, "rb", block_size=_BLOCK, cache_type="readahead")
         except Exception as error:  # every file system has its own
-            raise _unreadable(error) from None
+            raise readable_error(error) from None
         return _Whole(file, self.length)  # pyright: ignore[reportReturnType] - as FileIO is
 
 
@@ -72,18 +68,12 @@ class _Whole(io.RawIOBase):
         try:
             content = self._file.read(len(buffer))
         except Exception as error:
-            raise _unreadable(error) from None
+            raise readable_error(error) from None
         memoryview(buffer)[: len(content)] = content
         self._done += len(content)
         if not content and len(buffer) and self._size is not None and self._done < self._size:
             raise OSError(f"it ended after {self._done:,} of {self._size:,} bytes")
         return len(content)
-
-
-def _unreadable(error: Exception) -> OSError:
-    if isinstance(error, OSError) and error.strerror:
-        return error
-    return OSError(f"{type(error).__name__}: {error}".rstrip(": "))
 
 
 def find_urls(pattern: str) -> list[ByteSource]:
@@ -94,7 +84,7 @@ def find_urls(pattern: str) -> list[ByteSource]:
     Raises:
         DataError: nothing is there, it cannot be reached, or a package for it is missing.
     """
-    fs, path = _file_system(pattern)
+    fs, path = file_system(pattern)
     http = pattern.startswith(("http://", "https://"))
     try:
         if any(sign in path for sign in ("*[" if http else "*?[")):
@@ -109,7 +99,7 @@ def find_urls(pattern: str) -> list[ByteSource]:
     except DataError:
         raise
     except Exception as error:
-        raise DataError(f"{pattern}: cannot be reached ({_unreadable(error)})") from None
+        raise DataError(f"{pattern}: cannot be reached ({readable_error(error)})") from None
 
 
 def _sources(fs: Any, paths: Any) -> list[ByteSource]:
@@ -123,26 +113,3 @@ def _source(fs: Any, path: str, url: str) -> UrlSource:
     version = next((str(info[key]) for key in _VERSIONS if info.get(key)), "unknown")
     size = info.get("size")
     return UrlSource(url, None if size is None else int(size), version)
-
-
-def _file_system(url: str) -> tuple[Any, str]:
-    import fsspec.core
-
-    options: dict[str, Any] = {}
-    if url.startswith(("http://", "https://")):
-        import aiohttp
-
-        # Its own limit of five minutes is for the whole file.
-        options["client_kwargs"] = {"timeout": aiohttp.ClientTimeout(total=None, sock_read=60)}
-    protocol = url.partition("://")[0]
-    try:
-        return fsspec.core.url_to_fs(url, **options)
-    except ImportError as error:
-        hint = _EXTRAS.get(protocol)
-        raise DataError(
-            f"{url}: reading {protocol}:// needs a package that is not installed: {hint or error}"
-        ) from None
-    except ValueError as error:
-        raise DataError(f"{url}: no file system is known for {protocol}:// ({error})") from None
-    except Exception as error:
-        raise DataError(f"{url}: cannot be reached ({_unreadable(error)})") from None

@@ -1,0 +1,46 @@
+"""File systems near and far, through fsspec: `s3://`, `hf://`, `https://`, `file://` …"""
+
+from typing import Any
+
+from leviathan.errors import DataError
+
+_EXTRAS = {
+    "s3": "pip install 'leviathan[s3]'",
+    "gs": "pip install gcsfs",
+    "az": "pip install adlfs",
+}
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """The file system of a URL or a local path, and the path in it.
+
+    Raises:
+        DataError: it is of no known kind, cannot be reached, or a package for it is missing.
+    """
+    import fsspec.core
+
+    options: dict[str, Any] = {}
+    if url.startswith(("http://", "https://")):
+        import aiohttp
+
+        # Its own limit of five minutes is for the whole file.
+        options["client_kwargs"] = {"timeout": aiohttp.ClientTimeout(total=None, sock_read=60)}
+    protocol = url.partition("://")[0]
+    try:
+        return fsspec.core.url_to_fs(url, **options)
+    except ImportError as error:
+        hint = _EXTRAS.get(protocol)
+        raise DataError(
+            f"{url}: reading {protocol}:// needs a package that is not installed: {hint or error}"
+        ) from None
+    except ValueError as error:
+        raise DataError(f"{url}: no file system is known for {protocol}:// ({error})") from None
+    except Exception as error:
+        raise DataError(f"{url}: cannot be reached ({readable_error(error)})") from None
+
+
+def readable_error(error: Exception) -> OSError:
+    """What a file system raised (every one has its own) as an error that says something."""
+    if isinstance(error, OSError) and error.strerror:
+        return error
+    return OSError(f"{type(error).__name__}: {error}".rstrip(": "))

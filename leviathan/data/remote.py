@@ -1,0 +1,269 @@
+"""A data set that lies elsewhere: shards are fetched when needed, into a folder of bounded size.
+
+All ranks of a machine share the folder, and so may runs. Whoever has a shard open holds a lock on
+it, which keeps it from being removed, and which the system drops when a process dies: nothing is
+left to clean up. streaming's own client would keep this in shared memory, which outlives a killed
+run.
+"""
+
+import fcntl
+import hashlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from typing_extensions import override
+
+from leviathan.console import say
+from leviathan.data.files import write_atomic
+from leviathan.data.filesystem import file_system, readable_error
+from leviathan.data.format import COUNTS_FILE, DATASET_FILE, DatasetInfo
+from leviathan.data.mds import OPEN_SHARDS, Rows, ShardEntry, check_split, open_shard, read_index
+from leviathan.data.tokenizer import META_FILE, RANKS_FILE
+from leviathan.errors import DataError
+
+_MARK = ".cache-of"  # holds the URL: what lies beside it may be removed
+_BLOCK = 1 << 22
+_ATTEMPTS = 4  # at a file, 1, 2 and 4 s apart
+_BESIDE = 2  # shards wanted beside those of one shuffle window: the window's edge, and the next one
+
+
+class ShardCache:
+    """The local folder of a data set at `url`.
+
+    Args:
+        url: a folder that `leviathan prep` wrote, anywhere fsspec reaches.
+        folder: this cache's own.
+        limit: bytes of shards kept in it; None: all.
+    """
+
+    def __init__(self, url: str, folder: Path, limit: int | None) -> None:
+        self._url, self.folder, self._limit = url.rstrip("/"), folder, limit
+        self._fs, self._root = file_system(self._url)
+
+    def open(self) -> DatasetInfo:
+        """Fetches everything but the shards, and says what the data set is.
+
+        Raises:
+            DataError: it is not there or damaged, or the folder is not this data set's cache.
+        """
+        mark, here = self.folder / _MARK, self.folder / DATASET_FILE
+        if not mark.exists() and self.folder.is_dir() and any(self.folder.iterdir()):
+            raise DataError(
+                f"{self.folder} is not empty and no cache: with data.remote, data.path names a "
+                "folder of its own, from which old shards are removed"
+            )
+        try:
+            content = self._read(DATASET_FILE)
+        except OSError as error:
+            if not here.is_file():
+                raise DataError(f"{self._url}/{DATASET_FILE}: {error}: no data set there") from None
+            say(f"{self._url} cannot be reached ({error}): going on with {self.folder}", "yellow")
+            return DatasetInfo.load(self.folder)
+        if here.is_file() and here.read_bytes() != content:
+            raise DataError(
+                f"{self.folder} holds shards of another data set than {self._url}: choose another "
+                "data.path, or remove that folder"
+            )
+        for split in ("train", "val"):
+            (self.folder / split).mkdir(parents=True, exist_ok=True)
+        write_atomic(mark, self._url.encode())
+        for name in (RANKS_FILE, META_FILE, COUNTS_FILE, "train/index.json", "val/index.json"):
+            if not (self.folder / name).is_file():
+                with suppress(FileNotFoundError):  # told by whoever needs it
+                    write_atomic(self.folder / name, self._read(name))
+        write_atomic(here, content)
+        return DatasetInfo.load(self.folder)
+
+    def rows(self, info: DatasetInfo, split: str) -> "RemoteRows":
+        """The rows of a split.
+
+        Raises:
+            DataError: there is no such split, or it is damaged.
+        """
+        rows = RemoteRows(self, split)
+        check_split(rows, info, split)
+        return rows
+
+    def check_room(self, window: int) -> None:
+        """Refuses a limit under which shards would be fetched again and again.
+
+        Args:
+            window: rows shuffled together, of which any may be the next.
+
+        Raises:
+            DataError: what `window` needs at once is more than the limit.
+        """
+        if self._limit is None:
+            return
+        shards = read_index(self.folder / "train", complete=False)
+        rows = sum(shard.samples for shard in shards) / len(shards)
+        spanned = min(len(shards), int(-(-window // rows)) + _BESIDE)
+        least = spanned * max(shard.raw_data.bytes for shard in shards)
+        if self._limit < least:
+            raise DataError(
+                f"data.cache_limit is {self._limit / 1e6:,.1f} MB, but {spanned} shards lie within "
+                f"reach of a shuffle window of {window:,} rows: raise it to {least / 1e6:,.1f} MB, "
+                "or lower data.shuffle_window"
+            )
+
+    def at_once(self, shard_bytes: int) -> int:
+        """How many shards of that size one process may hold open."""
+        if self._limit is None:
+            return OPEN_SHARDS
+        return max(1, min(OPEN_SHARDS, self._limit // max(1, shard_bytes) - _BESIDE))
+
+    def fetch(self, split: str, entry: ShardEntry) -> Path:
+        """The local file of a shard, which is fetched unless it is there.
+
+        Raises:
+            DataError: it cannot be had, or is not what the index says.
+        """
+        name, size = entry.raw_data.basename, entry.raw_data.bytes
+        path = self.folder / split / name
+        with suppress(FileNotFoundError):
+            if path.stat().st_size == size:
+                os.utime(path)  # the one removed last
+                return path
+        with _alone(path.with_name(f".{name}.part")) as (part, file):
+            if not path.is_file() or path.stat().st_size != size:
+                self._download(f"{split}/{name}", entry, file)
+                part.replace(path)
+            else:  # another process has fetched it meanwhile
+                part.unlink()
+        return path
+
+    def _download(self, name: str, entry: ShardEntry, into: IO[bytes]) -> None:
+        wanted = entry.raw_data
+        reason = ""
+        for attempt in range(_ATTEMPTS):
+            if attempt:
+                time.sleep(2 ** (attempt - 1))
+            into.seek(0)
+            into.truncate()
+            digest = hashlib.sha256()
+            try:
+                for block in self._blocks(name):
+                    digest.update(block)
+                    into.write(block)
+            except ConnectionError as error:
+                reason = str(error)
+                continue
+            into.flush()
+            if into.tell() == wanted.bytes and digest.hexdigest() == wanted.hashes.sha256:
+                return
+            reason = f"{into.tell():,} bytes that are not the {wanted.bytes:,} of index.json"
+        raise DataError(f"{self._url}/{name}: this shard cannot be fetched ({reason})")
+
+    def _blocks(self, name: str) -> Iterator[bytes]:
+        """The content of a file; what the file system raises comes as ConnectionError."""
+        try:
+            with self._fs.open(f"{self._root}/{name}", "rb") as far:
+                while block := far.read(_BLOCK):
+                    yield block
+        except Exception as error:
+            raise ConnectionError(str(readable_error(error))) from None
+
+    def _read(self, name: str) -> bytes:
+        try:
+            return self._fs.cat_file(f"{self._root}/{name}")
+        except Exception as error:
+            raise readable_error(error) from None
+
+    def make_room(self) -> None:
+        """Removes what was not used for longest and nobody has open, until the limit is kept."""
+        if self._limit is None:
+            return
+        with (self.folder / _MARK).open("rb") as mark:
+            fcntl.flock(mark, fcntl.LOCK_EX)
+            found = [
+                (p.stat(), p) for s in ("train", "val") for p in (self.folder / s).glob("*.mds")
+            ]
+            total = sum(stat.st_size for stat, _ in found)
+            for stat, path in sorted(found, key=lambda pair: pair[0].st_mtime):
+                if total <= self._limit:
+                    return
+                if _removed(path):
+                    total -= stat.st_size
+
+
+class RemoteRows(Rows):
+    """The rows of one split, of which some shards lie here."""
+
+    def __init__(self, cache: ShardCache, split: str) -> None:
+        self._cache, self._split = cache, split
+        self.shards = read_index(cache.folder / split, complete=False)
+        at_once = cache.at_once(max(shard.raw_data.bytes for shard in self.shards))
+        rows = [shard.samples for shard in self.shards]
+        self._attach(cache.folder / split, rows, at_once)
+        self._fetcher = ThreadPoolExecutor(1, thread_name_prefix="shards")
+        self._fetching: Future[None] | None = None
+
+    @override
+    def _open_shard(self, index: int):
+        entry = self.shards[index]
+        while True:
+            path = self._cache.fetch(self._split, entry)
+            with suppress(FileNotFoundError):  # removed meanwhile: fetch it again
+                shard = open_shard(path, entry)
+                shard.hold()
+                self._cache.make_room()
+                return shard
+
+    @override
+    def ahead(self, numbers: Sequence[int] | np.ndarray) -> None:
+        """Fetches the shards of these rows in the background; what fails is told when needed."""
+        if self._fetching is None or self._fetching.done():
+            self._fetching = self._fetcher.submit(self._fetch, self.shards_of(numbers))
+
+    def _fetch(self, shards: Sequence[int]) -> None:
+        for shard in shards:
+            self._cache.fetch(self._split, self.shards[shard])
+            self._cache.make_room()
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[tuple[Path, IO[bytes]]]:
+    """A file that no other process writes to; who comes second waits."""
+    while True:
+        with path.open("ab") as file:
+            # Not blocking: once renamed, it is a shard that others may hold for long.
+            while _is_at(path, file):
+                if _locked(file):
+                    if _is_at(path, file):
+                        yield path, file
+                        return
+                    break
+                time.sleep(0.02)
+
+
+def _is_at(path: Path, file: IO[bytes]) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _locked(file: IO[bytes]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _removed(path: Path) -> bool:
+    """Removes a file unless a process holds it; true once it is gone."""
+    try:
+        with path.open("rb") as file:
+            if not _locked(file):
+                return False
+            path.unlink()
+    except FileNotFoundError:
+        pass
+    return True
