@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from rich.console import RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from leviathan.analysis.geometry import geometry, neighbours, similarity
 from leviathan.analysis.plots_geometry import geometry_pictures
@@ -109,10 +111,11 @@ def inspect_text(result: dict[str, Any]) -> str:
         table.add_row(name, *(value(model["geometry"]) for model in models))
     if result["similarity"] is not None:
         table.caption = f"likeness of the two (linear CKA): {result['similarity']:.3f}"
-    tables = [table]
+    tables: list[RenderableType] = [table]
     if models[0]["geometry"]["by_frequency"]:
         tables.append(_frequency_table(models))
-    tables += [_neighbour_table(models, index) for index in range(len(models[0]["neighbours"]))]
+    for index in range(len(models[0]["neighbours"])):
+        tables += _neighbours_of(models, index)
     return as_text(*tables)
 
 
@@ -132,11 +135,12 @@ def _frequency_table(models: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-def _neighbour_table(models: Sequence[dict[str, Any]], index: int) -> Table:
+def _neighbours_of(models: Sequence[dict[str, Any]], index: int) -> list[RenderableType]:
+    """A line that names the token, and its neighbours' table."""
     asked = models[0]["neighbours"][index]
     seen = f", {asked['count']:,} times in training" if asked["count"] is not None else ""
     title = f"Nearest to {asked['token']!r} (id {asked['id']}{seen})"
-    table = Table(title=title, title_justify="left")
+    table = Table()
     for model in models:
         table.add_column(model["label"])
         table.add_column("cosine", justify="right")
@@ -144,7 +148,8 @@ def _neighbour_table(models: Sequence[dict[str, Any]], index: int) -> Table:
     for rows in zip(*columns, strict=True):
         cells = [part for row in rows for part in (repr(row["token"]), f"{row['cosine']:+.3f}")]
         table.add_row(*cells)
-    return table
+    # A title of the table would be broken to the table's width.
+    return [Text(title, style="italic"), table]
 
 
 def _optional(value: float | None) -> str:

@@ -35,14 +35,10 @@ class CheckpointTable:
     counts: np.ndarray | None
 
     def text(self, id: int) -> str:
-        """An id as people read it: its text, or bytes that are no text."""
+        """An id as people read it: its text, bytes that are no text as `\\x9b`."""
         if id == self.tokenizer.end_of_text:
             return "<|endoftext|>"
-        piece = self.tokenizer.decode_bytes(id)
-        try:
-            return piece.decode()
-        except UnicodeDecodeError:
-            return repr(piece)
+        return self.tokenizer.decode_bytes(id).decode(errors="backslashreplace")
 
 
 def read_tables(paths: Sequence[Path], data: Path | None = None) -> list[CheckpointTable]:

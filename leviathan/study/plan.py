@@ -42,7 +42,7 @@ def asdict_of(machine: MachineConfig) -> dict[str, Any]:
 def plan_table(plan: dict[str, Any]) -> str:
     """The plan as people read it."""
     machine, total, left = plan["machine"], plan["total"], plan["left"]
-    table = Table(title=f"{plan['title']}: {plan['question']}", title_justify="left")
+    table = Table()
     heads = ("run", "parameters", "steps", "tokens", "per parameter", "FLOPs", "GB", "hours", "")
     for head in heads:
         table.add_column(head, justify="left" if head in ("run", "") else "right")
@@ -62,7 +62,7 @@ def plan_table(plan: dict[str, Any]) -> str:
             _hours(run["device_hours"]),
             "complete" if run["complete"] else "",
         )
-    lines = [as_text(table)]
+    lines = [f"{plan['title']}: {plan['question']}", as_text(table)]
     lines.append(
         f"{total['runs']} runs, {_count(total['tokens'])} tokens, {total['flops']:.2e} FLOPs: "
         f"{_hours(total['device_hours'])} device-hours of {machine['name']} at "
