@@ -17,7 +17,7 @@ from leviathan.analysis.markup import (
 )
 from leviathan.analysis.page_parts import by_frequency, downstream, fairness, swept, what_differs
 from leviathan.analysis.picture import Picture
-from leviathan.analysis.table import arm_title, comparison_rows, number, signed
+from leviathan.analysis.table import arm_title, comparison_rows, number, signed, speed_note
 from leviathan.analysis.verdict import SMALL_RUN_TOKENS
 
 Pictures = Mapping[str, Picture]
@@ -147,6 +147,8 @@ def _comparison(group: dict[str, Any]) -> str:
     notes = []
     if any(arm.get("relative") for arm in arms):
         notes.append(f"Small figures: change against {escape(arms[0]['label'])}.")
+    if speed_note(group):
+        notes.append(escape(speed_note(group)))
     if any(len(arm["seeds"]) > 1 for arm in arms):
         notes.append("Figures are means over seeds, differences means over the pairs of one seed.")
     heads = ["", *(arm_title(arm) for arm in arms)]

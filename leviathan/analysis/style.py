@@ -75,5 +75,7 @@ code {{ font-size: .9em; overflow-wrap: anywhere; }}
   .wide {{ display: block; }} .narrow {{ display: none; }}
   section {{ margin-top: 1.6rem; }} figure, tr {{ break-inside: avoid; }}
   h2, h3 {{ break-after: avoid; }} .scroll {{ overflow: visible; }}
+  table {{ font-size: 8.5pt; }} th, td {{ padding: .2rem 0 .2rem .5rem; }}
+  h2.group {{ break-before: page; border-top: 0; margin-top: 0; }}
 }}
 """

@@ -10,6 +10,7 @@ from leviathan.console import as_text
 
 MISSING = "–"
 VALIDATION = "Validation loss, nats per token"
+MEASURED_ON = "· measured on"
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,14 @@ def comparison_rows(group: dict[str, Any]) -> list[Row]:
         row("Size", "FLOPs per token", _of("flops_per_token", 0), _change("flops_percent", 2)),
         row("Size", "Training FLOPs", _flops),
         row("Cost", "Training tokens per s", _of("tokens_per_s", 0), _percent("speed_percent")),
-        row("Cost", "· measured on", _machines),
+        row("Cost", MEASURED_ON, _machines),
         row("Cost", "Time in training steps", _duration, _percent("train_seconds_percent")),
         row("Cost", "Steps", _steps),
         row("Cost", "Training tokens", _of("tokens", 0)),
         row("Cost", "Seeds", lambda arm: str(len(arm["seeds"]))),
     ]  # fmt: skip
+    if speed_note(group):  # then said once, under the table
+        rows = [row for row in rows if row.name != MEASURED_ON]
     if any(arm["skipped_steps"] for arm in arms):
         rows.append(row("Cost", "Skipped steps (non-finite)", _of("skipped_steps", 0)))
     return [row for row in rows if any(value != MISSING for value, _ in row.cells)]
@@ -83,9 +86,19 @@ def terminal_table(report: dict[str, Any]) -> str:
             cells = (f"{value}  {change}".rstrip() for value, change in row.cells)
             table.add_row(row.name, *cells)
         lines.append(as_text(table))
+        if speed_note(group):
+            lines.append(speed_note(group))
         if group["pairing"]["note"]:
             lines.append(group["pairing"]["note"])
     return "\n".join([*lines, report["verdict"]])
+
+
+def speed_note(group: dict[str, Any]) -> str:
+    """Where and when all speeds were measured; empty where arms differ in it, or none says."""
+    machines = {tuple(arm["machines"]) for arm in group["arms"]}
+    if len(machines) != 1 or not (own := machines.pop()):
+        return ""
+    return f"Tokens per s were measured on {'; '.join(own)}."
 
 
 def arm_title(arm: dict[str, Any]) -> str:
