@@ -22,13 +22,16 @@ LAUNCHERS = {
 
 
 @contextmanager
-def launched(launcher, run_file, *overrides):
-    """The launcher's process, its output in pipes; it and its ranks are gone afterwards."""
+def launched(launcher, run_file, *overrides, prefix=()):
+    """The launcher's process, its output in pipes; it and its ranks are gone afterwards.
+
+    `prefix` comes before the command: another program that runs it.
+    """
     command = [sys.executable, "-m", "leviathan", "train"]
     if launcher != "alone":
         command = [sys.executable, "-m", *LAUNCHERS[launcher], str(free_port()), "launch/train.py"]
     process = subprocess.Popen(
-        [*command, str(run_file), *overrides],
+        [*prefix, *command, str(run_file), *overrides],
         cwd=REPOSITORY,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,

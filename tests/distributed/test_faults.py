@@ -3,10 +3,14 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
+import sys
+import tempfile
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -122,6 +126,41 @@ def test_a_run_killed_at_random_moments_ends_as_if_undisturbed(run_file):
     assert status == 0, errors
     show(table)
     assert_same_run(killed, undisturbed)
+
+
+# Another user, who may read what is root's (the program may lie there), but write nothing of it.
+READS = "-all,+dac_read_search"
+NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+NOBODY += (f"--inh-caps={READS}", f"--ambient-caps={READS}", f"--bounding-set={READS}")
+
+
+def test_two_users_at_once_after_a_run_that_was_killed(run_file, tiny_dataset):
+    """Nothing outside a run's folder is shared: neither the dead nor the other is in the way."""
+    version = subprocess.run([*NOBODY, sys.executable, "-V"], cwd="/", check=False)
+    if os.getuid() or version.returncode:
+        pytest.skip("may not become another user, or that one cannot read the program")
+    with tempfile.TemporaryDirectory(prefix="leviathan-two-users-") as folder:
+        data = f"data.path={shutil.copytree(tiny_dataset, f'{folder}/data')}"
+        few = ("train.steps=8", "optim.warmup_steps=1", "engine.kind=fsdp2", data)
+        public = shutil.copy(run_file, folder)
+        (Path(folder) / "theirs").mkdir()
+        for path in (folder, f"{folder}/theirs"):
+            os.chown(path, 65534, 65534)
+        ours, theirs = (f"run_dir={folder}/{name}/run" for name in ("ours", "theirs"))
+        before = set(Path("/dev/shm").iterdir())
+        with launched("torchrun", public, ours, *few) as process:
+            row = kill_at("step", Path(folder) / "ours/run", process, random.Random(1))
+        assert row is not None
+        home = f"HOME={folder}"
+        with (
+            launched("torchrun", public, ours, *few) as first,
+            launched("torchrun", public, theirs, *few, prefix=[*NOBODY, "env", home]) as second,
+        ):
+            for process in (first, second):
+                status, errors = finish(process)
+                assert status == 0, errors
+        assert curve(Path(folder) / "ours/run") == curve(Path(folder) / "theirs/run")
+        assert set(Path("/dev/shm").iterdir()) <= before
 
 
 @pytest.mark.heavy
