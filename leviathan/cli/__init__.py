@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import typer
 
-from leviathan.cli import data, evaluation, handover, launching, sizes, training
+from leviathan.cli import data, evaluation, handover, launching, sizes, studies, training
 from leviathan.cli.options import is_another_rank
 from leviathan.console import console
 from leviathan.errors import LeviathanError, OneRankError
@@ -33,12 +33,15 @@ app.command("perplexity")(evaluation.perplexity)
 app.command("frequency")(evaluation.frequency)
 app.command("eval")(evaluation.evaluate)
 app.command("report")(evaluation.report)
+app.command("inspect")(evaluation.inspect)
+app.command("fit")(studies.fit)
 app.command("export")(handover.export)
 app.command("import")(handover.import_)
 app.command("generate")(handover.generate)
 app.add_typer(data.tokenizer_app, name="tokenizer")
 app.add_typer(data.data_app, name="data")
 app.add_typer(training.checkpoint_app, name="checkpoint")
+app.add_typer(studies.study_app, name="study")
 
 
 def main() -> None:

@@ -100,12 +100,66 @@ def evaluate(
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders; the first is the baseline.")],
-    out: Annotated[Path, typer.Option(help="Folder for report.html and report.json.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Run folders, the first of the baseline; or one study's YAML file or folder.",
+            metavar="RUN...",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for the page, its numbers and its plots.")],
+    allow_unequal: Annotated[
+        bool,
+        typer.Option(
+            "--allow-unequal",
+            help="Also compare runs that differ in data, data order, tokenizer or budget.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compares runs on one HTML page: curves, table, loss by token frequency, costs."""
+    """Compares runs on one HTML page: curves, table, loss by token frequency, tasks, costs.
+
+    Runs of one configuration with several seeds are one arm: figures are then means, with intervals
+    over seeds. A run that saw other data, another order, tokenizer or budget than its partner of
+    the baseline is shown, but no difference to it is computed. OUT gets report.html, report.json,
+    CSV tables and plots/ as SVG and PNG.
+
+    Example: `leviathan report runs/tied runs/leviathan --out report`
+    """
     from leviathan.analysis.report import build_report, terminal_table
 
-    result = build_report(runs, out)
+    result = build_report(runs, out, allow_unequal)
     show(result, as_json, terminal_table)
+
+
+def inspect(
+    checkpoints: Annotated[
+        list[Path],
+        typer.Argument(help="One checkpoint, or two to compare.", metavar="CKPT..."),
+    ],
+    tokens: Annotated[
+        str,
+        typer.Option(help="Tokens whose neighbours to show: `the, def,#42` (text, or # and id)."),
+    ] = "",
+    data: Annotated[
+        Path | None, typer.Option(help="Data set of the token counts, else the run's own.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for inspect.json and the plots as SVG and PNG.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Shows the geometry of the input table: norms by frequency, effective rank, isotropy.
+
+    With two checkpoints of one vocabulary, both side by side, whatever their kinds, and how alike
+    they are. Blanks belong to a token: `' the'` and `the` are two.
+
+    Example: `leviathan inspect runs/tied runs/leviathan --tokens 'def, return' --out geometry`
+    """
+    from leviathan.analysis.inspect import inspect as run
+    from leviathan.analysis.inspect import inspect_text
+    from leviathan.evaluate.input_table import read_tables, token_ids
+
+    tables = read_tables(checkpoints, data)
+    result = run(tables, token_ids(tables[0].tokenizer, tokens), out)
+    show(result, as_json, inspect_text)
