@@ -7,8 +7,11 @@ import sys
 
 import pytest
 import yaml
+from ranks import run_ranks
 from runs import LAUNCHERS, PATIENCE_S, REPOSITORY, finish, launched
 
+from leviathan.errors import DataError, LeviathanError
+from leviathan.evaluate.ranks import joined
 from leviathan.parallel.launch_env import free_port
 
 ITEMS = [
@@ -47,6 +50,39 @@ def trained(run_file):
     return run["run_dir"], run["data"]["path"]
 
 
+def shared_work():
+    """What one rank of several sees of work, of streams, and of an error on another rank."""
+    ranks, done = joined(), []
+
+    def square(number):
+        done.append(number)
+        if number == 99:
+            raise DataError("99 is damaged")
+        return number * number
+
+    found = ranks.map(square, range(8))
+    streamed = list(ranks.stream(square, iter(range(5))))
+    mine = list(done)
+    told = ""
+    try:
+        ranks.map(square, [1, 99])
+    except LeviathanError as error:
+        told = f"{type(error).__name__}: {error}"
+    return found, streamed, mine, ranks.agreed(lambda: f"of {ranks.rank}"), told
+
+
+def test_ranks_share_work_and_errors():
+    results = run_ranks(shared_work, 3)
+    for found, streamed, _, agreed, told in results:
+        assert found == [number * number for number in range(8)]
+        assert streamed == [(number, number * number) for number in range(5)]
+        assert agreed == "of 0"
+        assert told == "DataError: 99 is damaged"
+    assert sorted(results[1][2]) == [1, 1, 4, 4, 7]
+    done = [number for _, _, mine, _, _ in results for number in mine]
+    assert sorted(done) == sorted([*range(8), *range(5)])
+
+
 def leviathan(world_size, *arguments):
     """A sub-command by itself or as torchrun's ranks."""
     launcher = []
@@ -71,6 +107,7 @@ def result(world_size, *arguments):
     return json.loads(line)
 
 
+@pytest.mark.heavy
 def test_loss_of_three_ranks_is_that_of_one(trained, tmp_path):
     run_dir, data = trained
     out = tmp_path / "strata"
@@ -85,6 +122,7 @@ def test_loss_of_three_ranks_is_that_of_one(trained, tmp_path):
         assert not filed or (out / "frequency.json").read_text() == filed
 
 
+@pytest.mark.heavy
 def test_tasks_of_two_ranks_are_those_of_one(trained, tmp_path):
     lines = [
         json.dumps({"context": context, "choices": choices, "answer": 0})
@@ -103,6 +141,7 @@ def test_tasks_of_two_ranks_are_those_of_one(trained, tmp_path):
     assert len(one.splitlines()) == len(ITEMS)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
