@@ -44,14 +44,19 @@ def test_without_noise_the_law_is_exact() -> None:
     assert law.named()["A"] == pytest.approx(400, rel=0.02)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_planted_exponents_lie_within_the_intervals(seed: int, tmp_path: Path) -> None:
-    table = write(tmp_path / "t.csv", dense=planted(0.004, seed))
-    figures = fit_table(table, replicates=100)["fits"]["dense"]
-    for name, value in PLANTED.items():
-        low, high = figures["intervals"][name]
-        assert low < value < high, name
-        assert high - low < 0.6 * value, name  # an interval that says something
+def test_planted_exponents_lie_within_the_intervals(tmp_path: Path) -> None:
+    """Nine 95 % intervals: one may miss, as about every second such test would see."""
+    missed = []
+    for seed in range(3):
+        table = write(tmp_path / "t.csv", dense=planted(0.004, seed))
+        figures = fit_table(table, replicates=100)["fits"]["dense"]
+        for name, value in PLANTED.items():
+            low, high = figures["intervals"][name]
+            if not low < value < high:
+                missed.append((seed, name))
+            assert high - low < 0.6 * value, name  # an interval that says something
+            assert figures["values"][name] == pytest.approx(value, rel=0.25)
+    assert len(missed) <= 1, missed
 
 
 def test_an_outlier_is_resisted() -> None:
@@ -144,7 +149,7 @@ BAD = {
     "nan": ("parameters,tokens,loss\n1,2,nan\n", r"loss: found 'nan'"),
     "ragged": ("parameters,tokens,loss\n1,2\n", "2 cells under 3 columns"),
     "few": ("parameters,tokens,loss\n1e6,1,3\n2e6,1,2\n", "2 rows, and .* give at least 3 rows"),
-    "constant": ("parameters,tokens,loss\n" + "5,7,3\n" * 6, "cannot be fitted: all rows have"),
+    "constant": ("parameters,tokens,loss\n" + "5,7,3\n" * 6, "all its rows have the same"),
 }  # fmt: skip
 
 

@@ -33,10 +33,11 @@ def tiny(tmp_path: Path, dataset: Path, arms: dict) -> Path:
         },
         "arms": arms,
     }
-    path.write_text(yaml.safe_dump(study))
+    path.write_text(yaml.safe_dump(study, sort_keys=False))
     return path
 
 
+@pytest.mark.heavy
 def test_run_resume_and_report(tmp_path: Path, tiny_dataset: Path, capsys) -> None:
     arms = {
         "tied": {"model.embedding.kind": "tied"},
