@@ -5,14 +5,22 @@ from typing import Annotated
 
 import typer
 
-from leviathan.cli.options import AsJson, Model, show
+from leviathan.cli.options import AsJson, Model, is_another_rank, show
+
+Split = Annotated[str, typer.Option(help="`val` or `train`.")]
+BatchSize = Annotated[int, typer.Option(min=1, help="Sequences at once.")]
 
 
 def perplexity(
     checkpoint: Model,
-    data: Annotated[Path, typer.Argument(help="A prepared data set.", metavar="DATA")],
-    split: Annotated[str, typer.Option(help="`val` or `train`.")] = "val",
-    batch_size: Annotated[int, typer.Option(min=1, help="Sequences at once.")] = 8,
+    data: Annotated[
+        Path,
+        typer.Argument(
+            help="A prepared data set, or one in the `data.format` of CKPT's run.", metavar="DATA"
+        ),
+    ],
+    split: Split = "val",
+    batch_size: BatchSize = 8,
     stride: Annotated[
         int | None,
         typer.Option(min=1, help="Move the window by so many tokens, not by the whole context."),
@@ -22,6 +30,8 @@ def perplexity(
     """Scores a whole split: nats per token, perplexity and bits per byte, also by subset.
 
     With `--stride 64` every token is scored after at least a context less 64 tokens; slower.
+
+    Under `torchrun --nproc-per-node 8 -m leviathan perplexity …` the ranks share the work.
     """
     from leviathan.evaluate.perplexity import perplexity as run
     from leviathan.evaluate.perplexity import perplexity_table
@@ -32,19 +42,25 @@ def perplexity(
 
 def frequency(
     checkpoints: Annotated[list[Path], typer.Argument(metavar="CKPT...")],
-    data: Annotated[Path, typer.Option(help="A prepared data set.")],
+    data: Annotated[
+        Path, typer.Option(help="A prepared data set, or one in the first run's `data.format`.")
+    ],
     out: Annotated[Path | None, typer.Option(help="Folder for the JSON and the plot.")] = None,
+    split: Split = "val",
+    batch_size: BatchSize = 8,
     as_json: AsJson = False,
 ) -> None:
     """Validation loss by how often the target token occurs in the training split.
 
     With several checkpoints, also their paired differences with bootstrap intervals over documents.
+
+    Example: `leviathan frequency runs/tied runs/leviathan --data data/pile --out strata`
     """
     from leviathan.evaluate.frequency import frequency as run
     from leviathan.evaluate.frequency import frequency_table
 
-    result = run(checkpoints, data, out)
-    if out is not None:
+    result = run(checkpoints, data, out, split, batch_size)
+    if out is not None and not is_another_rank():
         from leviathan.analysis.plots import save_frequency
 
         save_frequency(result, out)
@@ -58,7 +74,7 @@ def evaluate(
         Path | None, typer.Option(help="Folder with the tasks' files; then nothing is downloaded.")
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Samples a task, else all.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Sequences at once.")] = 8,
+    batch_size: BatchSize = 8,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for lm-eval's results and every sample's scores as JSON."),
@@ -70,6 +86,9 @@ def evaluate(
     hellaswag, arc_easy, arc_challenge, piqa, winogrande, lambada_openai and wikitext are read from
     `--task-data` (jsonl or parquet with the Hub's columns, found by task and split) or, without it,
     fetched from the Hub as any other task of lm-eval. Results are filed beside the run.
+
+    Under `torchrun --nproc-per-node 8 -m leviathan eval …` the ranks share the requests; the
+    results are those of one.
 
     Example: `leviathan eval runs/a --tasks piqa,lambada_openai --task-data data/eval --out scores`
     """

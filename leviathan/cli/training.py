@@ -1,29 +1,14 @@
-"""Sizes, training, and its checkpoints."""
+"""Training, and its checkpoints."""
 
 from pathlib import Path
 
 import typer
 
 from leviathan.cli.options import AsJson, Checkpoint, Config, Overrides, show
-from leviathan.config.load import load_config, read_config, validate
-from leviathan.config.schema import ModelFile, RunConfig
+from leviathan.config.load import load_config
+from leviathan.config.schema import RunConfig
 
 checkpoint_app = typer.Typer(no_args_is_help=True, help="List, describe and verify checkpoints.")
-
-
-def params(config: Config, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Counts parameters by part, FLOPs per token and memory of a model or run configuration.
-
-    Example: `leviathan params configs/model/400m.yaml model.embedding.kind=tied`
-    """
-    from dataclasses import asdict
-
-    data, origins = read_config(config, overrides or [])
-    schema: type[ModelFile | RunConfig] = RunConfig if set(data) - {"model"} else ModelFile
-    model = validate(data, schema, str(config), origins).model
-    from leviathan.model.accounting import account
-
-    show(asdict(account(model)), as_json)
 
 
 def train(config: Config, overrides: Overrides = None) -> None:

@@ -12,7 +12,8 @@ from leviathan.checkpoint.load import read_run_config
 from leviathan.data.format import COUNTS_FILE
 from leviathan.data.tokenizer import Tokenizer
 from leviathan.errors import ConfigError, DataError
-from leviathan.evaluate.frequency import read_counts
+from leviathan.evaluate.frequency import read_counts, token_counts
+from leviathan.evaluate.ranks import Ranks
 from leviathan.evaluate.scoring import Described, describe, load_described, open_data
 
 
@@ -91,7 +92,7 @@ def token_ids(tokenizer: Tokenizer, asked: str) -> list[int]:
 
 
 def _read(found: Described, label: str, counts: np.ndarray | None) -> CheckpointTable:
-    loaded = load_described(found)
+    loaded = load_described(found, Ranks())
     with torch.no_grad():
         table = loaded.model.model.embed_tokens.materialise(dtype=torch.float32)
     values = table[: found.tokenizer.vocab_size].cpu().numpy()
@@ -101,11 +102,11 @@ def _read(found: Described, label: str, counts: np.ndarray | None) -> Checkpoint
 def _counts(found: Described, data: Path | None) -> np.ndarray | None:
     """Of the data set named, or of the run's own where it is still there and still the same."""
     if data is not None:
-        return read_counts(data, open_data(found, data, "train").vocab_size)
+        return token_counts(found, open_data(found, data, "train"), Ranks())
     if found.step is None:
         return None
-    own = read_run_config(found.directory).data.path
-    if not (own / COUNTS_FILE).exists():
+    own = read_run_config(found.directory).data.path / COUNTS_FILE
+    if not own.exists():
         return None
     try:
         return read_counts(own, found.tokenizer.vocab_size)

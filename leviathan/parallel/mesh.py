@@ -5,10 +5,12 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 from leviathan.errors import ConfigError, LeviathanError, OneRankError
 from leviathan.parallel.launch_env import LaunchEnv
@@ -24,6 +26,8 @@ class Mesh:
     world_size: int
     tp: int
     device: torch.device
+    dp_group: dist.ProcessGroup
+    tp_group: dist.ProcessGroup
     group: dist.ProcessGroup | None = None  # that the collectives here use; None: the default one
     save_group: dist.ProcessGroup | None = None
 
@@ -88,14 +92,19 @@ def _known_kind(error: Exception) -> type[LeviathanError] | None:
     return type(error) if isinstance(error, LeviathanError) else None
 
 
-def init_mesh(env: LaunchEnv, tp: int) -> Mesh:
+def init_mesh(env: LaunchEnv, tp: int, timeout_s: float = 1800) -> Mesh:
     """Joins the process group, once in a process's life, and picks this rank's device.
+
+    A collective that takes longer than `timeout_s` fails.
 
     Raises:
         ConfigError: tp does not divide the world, or the other ranks cannot be reached.
     """
     if env.world_size % tp:
-        raise ConfigError(f"parallel.tp={tp} does not divide the world of {env.world_size} ranks")
+        raise ConfigError(
+            f"parallel.tp={tp} does not divide the world of {env.world_size} ranks: start a "
+            "multiple of it, or set a parallel.tp that divides them"
+        )
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", env.local_rank) if cuda else torch.device("cpu")
     if cuda and env.local_rank >= (count := torch.cuda.device_count()):
@@ -108,7 +117,8 @@ def init_mesh(env: LaunchEnv, tp: int) -> Mesh:
     if not dist.is_initialized():
         try:
             # Gloo serves the small CPU values of this class also where gradients go through NCCL.
-            dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
+            timeout = timedelta(seconds=timeout_s)
+            dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timeout)
         except (RuntimeError, ValueError, OSError) as error:
             at = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
             raise ConfigError(
@@ -117,9 +127,11 @@ def init_mesh(env: LaunchEnv, tp: int) -> Mesh:
             ) from error
         # Not sooner: DeepSpeed holds on to the group, and a second run in this process needs it.
         atexit.register(leave_mesh)
-    save_group = dist.new_group(backend="gloo")
+    save_group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
     assert isinstance(save_group, dist.ProcessGroup)
-    return Mesh(env.rank, env.world_size, tp, device, save_group=save_group)
+    axes = init_device_mesh(device.type, (env.world_size // tp, tp), mesh_dim_names=("dp", "tp"))
+    groups = axes.get_group("dp"), axes.get_group("tp")
+    return Mesh(env.rank, env.world_size, tp, device, *groups, save_group=save_group)
 
 
 def leave_mesh() -> None:

@@ -23,10 +23,12 @@ from leviathan.model.transformer import CausalLM
 from leviathan.optim import lr_at
 from leviathan.parallel.launch_env import keep_pages, read_launch_env, share_cores
 from leviathan.parallel.mesh import Mesh, init_mesh
-from leviathan.train.metrics import METRICS, Metrics
+from leviathan.parallel.watch import Watch
+from leviathan.train.metrics import METRICS, Metrics, logged_losses
 from leviathan.train.run_dir import Start, describe, find_start, occupied
 from leviathan.train.saving import Saving
 from leviathan.train.signals import StopSignal
+from leviathan.train.spikes import spike_threshold
 
 
 def train(config: RunConfig) -> None:
@@ -41,8 +43,13 @@ def train(config: RunConfig) -> None:
     plan = RunPlan(config, env.world_size)
     share_cores(env)
     keep_pages()
-    mesh = init_mesh(env, config.parallel.tp)
-    with occupied(config.run_dir, mesh), StopSignal(mesh) as signal:
+    mesh = init_mesh(env, config.parallel.tp, config.parallel.timeout_s)
+    watch = Watch(
+        mesh,
+        config.parallel.lost_after_s,
+        f"The others end now; the same command, on what is left, goes on from {config.run_dir}.",
+    )
+    with occupied(config.run_dir, mesh), StopSignal(mesh) as signal, watch:
         with mesh.together():
             dataset = open_dataset(config.data, config.model.seq_len)
             check_fits(dataset.info, config.model, config.train.global_batch_size)
@@ -70,6 +77,9 @@ def _run(plan: RunPlan, mesh: Mesh, dataset: Dataset, start: Start, signal: Stop
         saving.rehearse()
     describe(config, mesh, start)
     with mesh.together():
+        losses = logged_losses(config.run_dir / METRICS, start.step) if mesh.rank == 0 else []
+    losses = mesh.broadcast(losses)
+    with mesh.together():
         metrics = Metrics(
             config.run_dir / METRICS,
             start.step,
@@ -78,6 +88,7 @@ def _run(plan: RunPlan, mesh: Mesh, dataset: Dataset, start: Start, signal: Stop
             size.flops_per_token,
             mesh.world_size,
             writes=mesh.rank == 0,
+            losses=losses,
         )
     data, batch = config.data, config.train
     stream = TrainStream(
@@ -94,11 +105,14 @@ def _run(plan: RunPlan, mesh: Mesh, dataset: Dataset, start: Start, signal: Stop
             metrics.add(stats)
             done, stop = step + 1, signal.agreed(also=saving.failed)
             bar.advance(1, _note(stats, metrics, steps - done))
-            if plan.is_due("log", done) or done == 1:
+            spiking = _is_spike(stats, metrics, batch.spike_deviations)
+            rows = stream.row_numbers(step).tolist() if spiking or stats.skipped else []
+            if plan.is_due("log", done) or done == 1 or spiking:
                 with mesh.together():
-                    metrics.log(done, stats, lr)
+                    metrics.log(done, stats, lr, rows if spiking else None)
+            if spiking:
+                _warn_spike(done, stats, rows)
             if stats.skipped:
-                rows = stream.row_numbers(step).tolist()
                 _warn_skipped(done, metrics, config.optim.max_skipped, rows)
             if validates and plan.is_due("evaluate", done):
                 with metrics.apart():
@@ -179,6 +193,18 @@ def _note(stats: StepStats, metrics: Metrics, steps_left: int) -> str:
     if rate and steps_left:
         note += f" · {timedelta(seconds=round(steps_left * stats.tokens / rate))} left"
     return note
+
+
+def _is_spike(stats: StepStats, metrics: Metrics, deviations: float) -> bool:
+    return not stats.skipped and stats.loss > spike_threshold(metrics.losses, deviations)
+
+
+def _warn_spike(step: int, stats: StepStats, rows: Sequence[int]) -> None:
+    say(
+        f"step {step:,}: loss {stats.loss:.4f} stands out from those before; rows of the batch: "
+        f"{', '.join(map(str, rows[:8]))}, … (all in metrics.jsonl)",
+        style="yellow",
+    )
 
 
 def _warn_skipped(step: int, metrics: Metrics, limit: int, rows: Sequence[int]) -> None:

@@ -3,7 +3,8 @@
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from leviathan.data.files import write_atomic
 from leviathan.engine.base import StepStats
 from leviathan.errors import LeviathanError
+from leviathan.train.spikes import WINDOW
 
 METRICS = "metrics.jsonl"
 
@@ -32,6 +34,7 @@ class Metrics:
         flops_per_token: forward and backward, for MFU.
         world_size: devices at work.
         writes: False on all ranks but the first.
+        losses: as logged before, oldest first; the same on every rank.
     """
 
     def __init__(
@@ -43,8 +46,10 @@ class Metrics:
         flops_per_token: float,
         world_size: int,
         writes: bool,
+        losses: Sequence[float] = (),
     ) -> None:
         self.tokens, self.skipped = tokens, skipped
+        self.losses = deque(losses, WINDOW)  # the last that were logged
         self.skipped_in_a_row = 0
         self._path, self._writes = path, writes
         self._flops_per_token = flops_per_token
@@ -97,8 +102,13 @@ class Metrics:
         """Target tokens a second over all ranks, since the last logged step."""
         return (self.tokens - self._tokens_then) / max(1e-9, time.perf_counter() - self._since)
 
-    def log(self, step: int, stats: StepStats, lr: float) -> None:
-        """Writes the line of a finished step; loss and grad_norm are that step's own."""
+    def log(
+        self, step: int, stats: StepStats, lr: float, spike_rows: Sequence[int] | None = None
+    ) -> None:
+        """Writes the line of a finished step; loss and grad_norm are that step's own.
+
+        `spike_rows` are the row numbers of a batch whose loss stands out; else there are none.
+        """
         rate = self.tokens_per_s
         mfu = rate * self._flops_per_token / self._peak if self._peak else None
         self.write(
@@ -111,7 +121,10 @@ class Metrics:
             mfu=mfu,
             data_wait_s=self._waited,
             skipped=self.skipped,
+            **({} if spike_rows is None else {"spike_rows": list(spike_rows)}),
         )
+        if math.isfinite(stats.loss):
+            self.losses.append(stats.loss)
         self._restart_clock()
 
     def write(self, **values: Any) -> None:
@@ -129,6 +142,19 @@ class Metrics:
 
 def _is_nan_or_inf(value: Any) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
+
+
+def logged_losses(path: Path, step: int) -> list[float]:
+    """The finite losses of the log's lines up to `step`, oldest first."""
+    losses = []
+    for line in path.read_bytes().splitlines() if path.exists() else []:
+        try:
+            values = json.loads(line)
+            if values["step"] <= step and values.get("loss") is not None:
+                losses.append(float(values["loss"]))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue
+    return losses
 
 
 def rewind(path: Path, step: int) -> None:

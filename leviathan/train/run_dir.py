@@ -25,7 +25,8 @@ from leviathan.train.metrics import METRICS, writing
 
 # What may change from one start of a run to the next; anything else would make it another run.
 FREE = ("run_dir", "data.path", "engine", "parallel", "checkpoint", "train.micro_batch_size")
-FREE += ("train.log_every", "train.eval_every", "data.remote", "data.cache_limit")
+FREE += ("train.log_every", "train.eval_every", "train.spike_deviations", "model.embedding.tp")
+FREE += ("data.remote", "data.cache_limit")
 LOCK = ".lock"
 
 

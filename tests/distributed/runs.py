@@ -66,13 +66,13 @@ def curve(run_dir):
     }
 
 
-def signal_when_at(run_dir, step, number):
-    """Sends `number` to one rank once `step` is in metrics.jsonl."""
+def signal_when_at(run_dir, step, number, rank=1):
+    """Sends `number` to one rank once `step` is in metrics.jsonl; the ids of all."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         if (run_dir / "metrics.jsonl").exists() and len(lines(run_dir)) >= step:
             ranks = json.loads((run_dir / "run.json").read_text())["pid"]
-            os.kill(ranks[1], number)
+            os.kill(ranks[rank], number)
             return ranks
         time.sleep(0.05)
     raise AssertionError(f"step {step} never came")

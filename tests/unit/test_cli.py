@@ -11,6 +11,7 @@ COMMANDS = [
     ["prep"],
     ["params"],
     ["train"],
+    ["launch"],
     ["perplexity"],
     ["frequency"],
     ["eval"],

@@ -149,7 +149,7 @@ BAD = {
     "nan": ("parameters,tokens,loss\n1,2,nan\n", r"loss: found 'nan'"),
     "ragged": ("parameters,tokens,loss\n1,2\n", "2 cells under 3 columns"),
     "few": ("parameters,tokens,loss\n1e6,1,3\n2e6,1,2\n", "2 rows, and .* give at least 3 rows"),
-    "constant": ("parameters,tokens,loss\n" + "5,7,3\n" * 6, "all its rows have the same"),
+    "constant": ("parameters,tokens,loss\n" + "5,7,3\n" * 6, "to all rows: all its rows have"),
 }  # fmt: skip
 
 

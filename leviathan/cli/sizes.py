@@ -1,0 +1,138 @@
+"""What a model costs: on its own, and on many accelerators."""
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from leviathan.cli.options import AsJson, Config, Overrides, lines, show
+from leviathan.config.load import read_config, validate
+from leviathan.config.schema import ModelFile, RunConfig
+
+if TYPE_CHECKING:
+    from leviathan.model.scale import Estimate
+
+PARTS = ("weights", "gradients", "moments", "activations", "loss", "communication")
+
+
+def params(
+    config: Config,
+    overrides: Overrides = None,
+    world_size: Annotated[
+        int | None, typer.Option(min=1, help="Accelerators: shows memory, traffic and layout.")
+    ] = None,
+    global_batch: Annotated[
+        int | None,
+        typer.Option(min=1, help="Sequences a step; else the run's, or 512 for a model alone."),
+    ] = None,
+    tp: Annotated[int | None, typer.Option(min=1, help="Consider this tp only.")] = None,
+    ranks_per_node: Annotated[int, typer.Option(min=1, help="Accelerators a node.")] = 8,
+    memory_gb: Annotated[float, typer.Option(min=0, help="Of one accelerator, 10⁹ bytes.")] = 80,
+    peak_tflops: Annotated[float, typer.Option(min=0, help="Of one, dense.")] = 989,
+    mfu: Annotated[
+        float, typer.Option(min=0.01, max=1, help="Of the peak, without communication.")
+    ] = 0.4,
+    intra_gbs: Annotated[float, typer.Option(min=0.001, help="GB/s a rank, in a node.")] = 450,
+    inter_gbs: Annotated[float, typer.Option(min=0.001, help="GB/s a rank, between nodes.")] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """Counts parameters by part, FLOPs per token and memory of a model or run configuration.
+
+    With --world-size also, on paper and under the stated assumptions: memory of a rank by part,
+    bytes on the wire, the share of a step that they take, the layout to choose, and the batch below
+    which more accelerators hardly help.
+
+    Example: `leviathan params configs/model/400m.yaml model.embedding.kind=tied`
+
+    Example: `leviathan params configs/run/pile_1.2b.yaml --world-size 64`
+    """
+    data, origins = read_config(config, overrides or [])
+    schema: type[ModelFile | RunConfig] = RunConfig if set(data) - {"model"} else ModelFile
+    loaded = validate(data, schema, str(config), origins)
+    from leviathan.model.accounting import account
+
+    counted = asdict(account(loaded.model))
+    if world_size is None:
+        show(counted, as_json)
+        return
+    from leviathan.console import say
+    from leviathan.model.footprint import layout_of
+    from leviathan.model.scale import Hardware, estimate, recommend
+
+    hardware = Hardware(
+        ranks_per_node, memory_gb * 1e9, peak_tflops * 1e12, mfu, intra_gbs * 1e9, inter_gbs * 1e9
+    )
+    run = loaded if isinstance(loaded, RunConfig) else None
+    batch = global_batch or (run.train.global_batch_size if run else 512)
+    bf16 = run is None or run.engine.precision == "bf16"
+    found = {}
+    if run:
+        layout = layout_of(run, world_size)
+        if batch >= layout.dp:
+            found["as configured"] = estimate(loaded.model, layout, batch, hardware)
+        else:
+            say(f"As configured, {batch:,} sequences cannot be spread over {layout.dp:,} ranks.")
+    found["recommended"] = recommend(loaded.model, world_size, batch, hardware, bf16, tp)
+    result = {
+        "params": counted,
+        "hardware": asdict(hardware),
+        "layouts": {name: _as_dict(each) for name, each in found.items()},
+    }
+
+    def as_text(_: dict[str, Any]) -> str:
+        return f"{lines(counted)}\n\n{_tables(found, batch * loaded.model.seq_len, result)}"
+
+    show(result, as_json, as_text)
+
+
+def _as_dict(each: "Estimate") -> dict[str, Any]:
+    memory = asdict(each.memory)
+    return {
+        **asdict(each),
+        "engine": each.layout.name,
+        "dp": each.layout.dp,
+        "memory": {**memory, "total": each.memory.total},
+        "traffic": {**asdict(each.traffic), "total": each.traffic.total},
+        "step_s": each.step_s,
+        "communication_share": each.communication_share,
+    }
+
+
+def _tables(found: dict[str, "Estimate"], tokens: int, result: dict[str, Any]) -> str:
+    """Both layouts side by side."""
+    from rich.table import Table
+
+    from leviathan.console import as_text
+
+    table = Table(title="A rank and a step", title_justify="left")
+    table.add_column("")
+    for name in found:
+        table.add_column(name, justify="right")
+
+    def row(label: str, cell: Any) -> None:
+        table.add_row(label, *(cell(each) for each in found.values()))
+
+    row("engine", lambda e: e.layout.name)
+    row("dp × tp", lambda e: f"{e.layout.dp:,} × {e.layout.tp}")
+    row("micro-batch, and how many", lambda e: f"{e.layout.micro_batch_size} × {e.micro_batches}")
+    row("activations computed anew", lambda e: "yes" if e.layout.recompute else "no")
+    table.add_section()
+    for part in PARTS:
+        row(f"{part}, GB", lambda e, part=part: f"{getattr(e.memory, part) / 1e9:.2f}")
+    row("memory, GB", lambda e: f"{e.memory.total / 1e9:.2f}{'' if e.fits else '  does not fit'}")
+    table.add_section()
+    for part in ("tensor", "shard", "replicate"):
+        row(f"sent, {part}, GB", lambda e, part=part: f"{getattr(e.traffic, part) / 1e9:.2f}")
+    row("work, ms", lambda e: f"{e.compute_s * 1e3:.1f}")
+    row("communication, ms", lambda e: f"{e.communication_s * 1e3:.1f}")
+    row("its share of the step", lambda e: f"{e.communication_share:.1%}")
+    row("tokens/s", lambda e: f"{tokens / e.step_s:,.0f}")
+    row("scales from, sequences", lambda e: f"{e.scales_from:,}" if e.scales_from else "none")
+    machine = result["hardware"]
+    caption = (
+        f"Assumed: {machine['flops'] / 1e12:g} TFLOP/s × {machine['mfu']:g} MFU, "
+        f"{machine['memory_bytes'] / 1e9:g} GB, {machine['ranks_per_node']} a node, "
+        f"{machine['intra'] / 1e9:g} GB/s inside, {machine['inter'] / 1e9:g} GB/s between; "
+        "no communication hidden behind work."
+    )
+    return as_text(table, caption)

@@ -1,0 +1,110 @@
+"""Memory of a rank against numbers worked out by hand."""
+
+from pathlib import Path
+
+import pytest
+
+from leviathan.config.load import load_config
+from leviathan.config.schema import ModelConfig, ModelFile, RunConfig
+from leviathan.errors import ConfigError
+from leviathan.model.accounting import account
+from leviathan.model.embedding import KINDS
+from leviathan.model.footprint import Layout, layout_of, memory, sizes
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+# A block: 4 · 8² of attention, 3 · 8 · 32 of the MLP, two norms of 8: 1,040. Tables: 64 · 8 = 512.
+BLOCK, TABLE, NORM = 256 + 768 + 16, 512, 8
+
+
+def model(embedding="untied", **changes):
+    return ModelConfig.model_validate(
+        {"d_model": 8, "n_layers": 3, "n_heads": 2, "seq_len": 16, "vocab_size": 60}
+        | {"padded_vocab_size": 64, "embedding": {"kind": embedding}}
+        | changes
+    )
+
+
+def test_sizes_by_hand():
+    whole = sizes(model(), 1)
+    assert (whole.block, whole.blocks) == (BLOCK, 3 * BLOCK)
+    assert (whole.embedding, whole.rest) == (TABLE, TABLE + NORM)
+    half = sizes(model(), 2)  # matrices and tables are cut, norms are not
+    assert (half.block, half.embedding, half.rest) == (512 + 16, TABLE // 2, TABLE // 2 + NORM)
+    tied = sizes(model("tied"), 1)
+    assert (tied.embedding, tied.rest) == (0, TABLE + NORM)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sizes_are_the_models(kind):
+    config = load_config(
+        CONFIGS / "model/200m.yaml", [f"model.embedding.kind={kind}"], ModelFile
+    ).model
+    assert sizes(config, 1).total == account(config).total
+    assert sizes(config, 2).total < account(config).total
+
+
+def test_a_tp_that_divides_nothing_is_an_error():
+    with pytest.raises(ConfigError, match=r"parallel\.tp=3 does not divide"):
+        sizes(model(), 3)
+
+
+N = 3 * BLOCK + 2 * TABLE + NORM  # 4,152 parameters
+
+ENGINES = {
+    # (layout): weights, gradients, moments, in bytes
+    "ZeRO-0, fp32": (Layout(4, zero_stage=0, bf16=False), 4 * N, 4 * N, 8 * N),
+    "ZeRO-0, bf16": (Layout(4, zero_stage=0), 6 * N, 6 * N, 8 * N),
+    "ZeRO-1": (Layout(4, zero_stage=1), 3 * N, 3 * N, 2 * N),
+    "ZeRO-2": (Layout(4, zero_stage=2), 3 * N, N, 2 * N),
+    "ZeRO-3": (Layout(4, zero_stage=3), 3 * N // 2, N, 2 * N),
+    "FSDP2": (Layout(4, kind="fsdp2"), N, N, 2 * N),
+    "HSDP": (Layout(4, kind="fsdp2", replicas=2), 2 * N, 2 * N, 4 * N),
+}
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_what_each_engine_holds(name):
+    layout, *expected = ENGINES[name]
+    held = memory(model(), layout)
+    assert [held.weights, held.gradients, held.moments] == expected
+    parts = (held.activations, held.loss, held.communication)
+    assert held.total == sum(expected) + sum(parts)
+
+
+def test_what_is_on_the_way_by_hand():
+    rest, largest = TABLE + NORM, BLOCK
+    assert memory(model(), Layout(4, kind="fsdp2")).communication == (
+        2 * (rest + 2 * BLOCK) + (2 + 4) * largest
+    )
+    assert memory(model(), Layout(1, kind="fsdp2")).communication == 0
+    assert memory(model(), Layout(4, zero_stage=1)).communication == (4 + 2) * N
+
+
+def test_activations_by_hand():
+    # A token in a block: 4 · 8 whole; 2 · 8 + 2 · 8 + 4 · 32 in what tp cuts. And 2 · 8 around.
+    tokens = 5 * 16
+    layout = Layout(2, micro_batch_size=5, bf16=False)
+    assert memory(model(), layout).activations == 4 * tokens * (3 * (32 + 160) + 16)
+    cut = Layout(2, tp=2, micro_batch_size=5, bf16=False)
+    assert memory(model(), cut).activations == 4 * tokens * (3 * (32 + 80) + 16)
+    again = Layout(2, micro_batch_size=5, bf16=False, recompute=True)
+    assert memory(model(), again).activations == 4 * tokens * (3 * 8 + (32 + 160) + 16)
+
+
+def test_the_loss_by_hand():
+    # 80 tokens × 64 logits, the head's gradient, and that of the hidden states; all fp32.
+    layout = Layout(2, micro_batch_size=5, bf16=False)
+    assert memory(model(), layout).loss == 4 * (80 * 64 + 64 * 8 + 80 * 8)
+    # bf16: logits also in fp32 and their slope in bf16; the head's gradient in both.
+    low = Layout(2, micro_batch_size=5)
+    assert memory(model(), low).loss == 8 * 80 * 64 + 6 * 64 * 8 + 2 * 80 * 8
+
+
+def test_a_run_s_layout():
+    changes = ["engine.kind=fsdp2", "engine.replicas=2", "engine.precision=bf16"]
+    run = load_config(CONFIGS / "run/quickstart.yaml", changes, RunConfig)
+    layout = layout_of(run, 8)
+    assert layout == Layout(8, 1, "fsdp2", 0, 2, micro_batch_size=8, bf16=True)
+    assert (layout.dp, layout.shards, layout.name) == (8, 4, "HSDP, 2 replicas")
+    with pytest.raises(ConfigError, match=r"7 ranks cannot be cut by .*replicas=2"):
+        layout_of(run, 7)
