@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 from harness import Report, arguments, paired, ready, shared_data
+from hflm import hugging_face_model
 from lm_eval.api.instance import Instance
-from lm_eval.models.huggingface import HFLM
 
 from leviathan.config.schema import ModelConfig
 from leviathan.data.tokenizer import Tokenizer, load_tokenizer, train_bpe
@@ -85,7 +85,7 @@ def measure(report: Report, rounds: int, device: torch.device, scratch: Path) ->
     init_weights(model, config, seed=0)
     export_model(model, config, vocabulary, {}, scratch / "llama", add_bos=True)
     ours = LeviathanLM(model.to(device), vocabulary, BATCH)
-    theirs = HFLM(pretrained=str(scratch / "llama"), device=str(device), batch_size=BATCH)
+    theirs = hugging_face_model(scratch / "llama", str(device), BATCH)
     for task, pairs in requests().items():
         instances = [
             Instance("loglikelihood", {}, pair, number, (task, number, 1))

@@ -114,7 +114,8 @@ def paired(
 ) -> list[tuple[float, float]]:
     """Seconds of both, alternating which comes first; a run of each beforehand to warm up."""
     if warm:
-        ours(), other()
+        ours()
+        other()
     pairs = []
     for number in range(rounds):
         if number % 2:

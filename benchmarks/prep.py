@@ -78,7 +78,7 @@ class Run:
 
 def main() -> None:
     """Measures and prints."""
-    parser = arguments(__doc__.splitlines()[0], rounds=3)
+    parser = arguments((__doc__ or "").splitlines()[0], rounds=3)
     parser.add_argument("--text", nargs="*", help="corpus files or folders, else what is at hand")
     parser.add_argument(
         "--megabytes", type=int, default=150, help="of text, where it is made (150)"
@@ -113,12 +113,11 @@ def measure(report: Report, options: Any, paths: list[str], scratch: Path) -> No
     }
     runs, pairs = [], []
     for number in range(options.rounds):
-        sides = [lambda: prepare(config | {"out": str(scratch / f"out{number}")})]  # noqa: B023
-        sides.append(lambda: batch_seconds(encoding, texts, options.workers))
-        first, second = (sides[place]() for place in ((0, 1) if number % 2 else (1, 0)))
-        run, seconds = (first, second) if number % 2 else (second, first)
-        runs.append(run)
-        pairs.append((run.seconds, seconds))
+        theirs = None if number % 2 else batch_seconds(encoding, texts, options.workers)
+        runs.append(prepare(config | {"out": str(scratch / f"out{number}")}))
+        if theirs is None:
+            theirs = batch_seconds(encoding, texts, options.workers)
+        pairs.append((runs[-1].seconds, theirs))
     cores = f"{options.workers} cores, {size / 1e6:.0f} MB of text"
     report.compare(
         f"compressed shards to data set, {cores}",

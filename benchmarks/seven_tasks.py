@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import Report
-from lm_eval.models.huggingface import HFLM
+from hflm import hugging_face_model
 
 from leviathan.console import say
 from leviathan.evaluate.definitions import definitions
@@ -45,13 +45,13 @@ def lm_evals(
 
     Its tokenizer puts the prefix before a context; before a rolling window lm-eval puts one itself.
     """
-    model = HFLM(pretrained=str(folder), device=options.device, batch_size=options.batch_size)
     results, samples = {"results": {}}, {}
     for rolling in (False, True):
         part = [task for task in tasks if (task == ROLLING) == rolling]
         if not part:
             continue
-        model.add_bos_token = False if rolling else None
+        prefix = {"add_bos_token": False} if rolling else {}
+        model = hugging_face_model(folder, options.device, options.batch_size, **prefix)
         found, scored = evaluate_model(model, part, own, local=True, limit=options.limit)
         results["results"] |= found["results"]
         samples |= scored

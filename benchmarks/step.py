@@ -102,7 +102,8 @@ def measure(report: Report, shape: str, rounds: int, device: torch.device) -> No
     """One shape: time and memory of both arms, and the parts of leviathan's step."""
     ours, tied = (Arm(shape, kind, device) for kind in ("leviathan", "tied"))
     # The first step makes the optimizer's moments, which stay; the second is one like any other.
-    ours.step(), tied.step()
+    ours.step()
+    tied.step()
     memory = [  # what the allocator happens to keep differs from step to step
         (
             peak_megabytes(ours.step, device) + ours.state,

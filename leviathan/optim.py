@@ -59,17 +59,29 @@ def parameter_groups(model: nn.Module, optim: OptimConfig) -> list[dict[str, Any
 
 
 class GuardedAdamW(torch.optim.AdamW):
-    """torch's AdamW with a veto: while it is set, `step` touches neither weights nor moments.
+    """torch's AdamW with a veto and a clip: what an engine that bundles its step cannot be told.
 
-    An engine that bundles clipping, stepping and the clearing of gradients can so be run through
-    a step whose gradients are not finite, and come out as it went in.
+    Attributes:
+        veto: while it is set, `step` touches neither weights nor moments. So an engine can be run
+            through a step whose gradients are not finite, and come out as it went in.
+        shrink: what `step` multiplies gradients with, in the masters' fp32 and whatever the engine.
     """
 
     veto: bool = False
+    shrink: float = 1.0
+
+    def clip(self, norm: float, highest: float) -> None:
+        """Has gradients of the global `norm` shrunk to the norm `highest`, if they are larger."""
+        self.shrink = min(1.0, highest / (norm + 1e-6))
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """One AdamW update, or nothing while `veto` is set."""
-        return None if self.veto else super().step(closure)
+        if self.veto:
+            return None
+        gradients = [p.grad for g in self.param_groups for p in g["params"] if p.grad is not None]
+        if self.shrink < 1 and gradients:
+            torch._foreach_mul_(gradients, self.shrink)  # pyright: ignore[reportPrivateImportUsage]
+        return super().step(closure)
 
 
 def build_optimizer(model: nn.Module, optim: OptimConfig) -> GuardedAdamW:

@@ -1,86 +1,64 @@
-"""Runs side by side: whether they may be paired, and every number of the report.
+"""Runs side by side: every number of the report, as plain JSON values.
 
-The first run is the baseline. Differences are given only between runs that saw the same tokens in
-the same order for the same number of steps; otherwise the page shows the runs and says why not.
+A report has groups (comparisons of their own); a group has arms, the first of which is the
+baseline; an arm has one run a seed. A difference is that of two runs which saw the same tokens in
+the same order for the same number of steps, and an arm's difference the mean over its seeds.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from leviathan.analysis.runs import Run, load_run
+from leviathan.analysis.curves import band, difference, efficiency
+from leviathan.analysis.gather import Entry, flatten, gather
+from leviathan.analysis.pairing import Pair, pairing_of, pairs_of
+from leviathan.analysis.runs import Run
+from leviathan.analysis.significance import mean_of, over_seeds
+from leviathan.analysis.strata_tables import frequency_of
+from leviathan.analysis.sweeps import best_entries, sweep_of
+from leviathan.analysis.tasks import tasks_of
 from leviathan.analysis.verdict import verdict
 from leviathan.errors import DataError
-from leviathan.evaluate.strata import SCALES, paired_difference
 
 # Known to differ between runs that are meant to be compared, or to say nothing about the model.
 _NOT_A_DIFFERENCE = ("run_dir",)
 
 
-def compare(paths: Sequence[Path]) -> dict[str, Any]:
+def compare(paths: Sequence[Path], allow_unequal: bool = False) -> dict[str, Any]:
     """Reads the runs and returns every number of the report as plain JSON values.
 
+    Args:
+        paths: run folders, the first of the baseline; or one study.
+        allow_unequal: also compare runs that differ in data, order, tokenizer or budget.
+
     Raises:
-        DataError: no run was given, or a folder is not a run.
+        DataError: no run was given, a folder is not a run, or no two of the runs may be compared.
+        ConfigError: a study's file cannot be read.
     """
-    if not paths:
-        raise DataError("no run folder given; usage: leviathan report RUN [RUN …] --out DIR")
-    runs = [load_run(Path(path)) for path in paths]
-    labels = _labels(runs)
-    pairing = pairing_checks(runs)
-    rows = [_summary(run, label) for run, label in zip(runs, labels, strict=True)]
-    frequency = _frequency(runs, labels, pairing)
-    if pairing["paired"]:
-        for row in rows[1:]:
-            row["relative"] = _relative(rows[0], row)
-    return {
-        "runs": rows,
-        "pairing": pairing,
-        "frequency": frequency,
-        "curves": [_curve(run, label) for run, label in zip(runs, labels, strict=True)],
-        "config_differences": config_differences(runs),
-        "verdict": verdict(rows, pairing, frequency),
+    gathered = gather(paths)
+    names = list(dict.fromkeys(entry.group for entry in gathered.entries))
+    groups = []
+    for name in names:
+        entries = [entry for entry in gathered.entries if entry.group == name]
+        groups.append(_group(name, entries, allow_unequal))
+    if not gathered.is_study:
+        _check_comparable(groups[0])
+    report = {
+        "title": gathered.title or _title(groups[0]),
+        "question": gathered.question,
+        "caution": gathered.caution,
+        "missing": list(gathered.missing),
+        "groups": groups,
+        "runs": [row for group in groups for row in group["runs"]],
     }
+    return report | {"verdict": verdict(report)}
 
 
-def pairing_checks(runs: Sequence[Run]) -> dict[str, Any]:
-    """Whether all runs saw the same data, order, tokenizer and budget, check by check."""
-    asked: list[tuple[str, Callable[[Run], Any]]] = [
-        ("Tokenizer", lambda run: _short(run.tokenizer)),
-        ("Training data", lambda run: _short(run.data)),
-        ("Data order", _order),
-        ("Context length", lambda run: f"{run.config['model']['seq_len']:,} tokens"),
-        ("Planned budget", lambda run: f"{run.planned_steps * run.tokens_per_step:,} tokens"),
-        ("Trained so far", lambda run: f"{run.step * run.tokens_per_step:,} tokens"),
-        ("Evaluated at", lambda run: _step(run.evaluated_step)),
-        ("Evaluated on", _evaluated_on),
-    ]
-    checks = []
-    for name, ask in asked:
-        values = [ask(run) for run in runs]
-        known = all(value is not None for value in values)
-        checks.append(
-            {
-                "check": name,
-                "values": [value or "not recorded" for value in values],
-                "same": len(set(values)) == 1 and (known or name.startswith("Evaluated")),
-            }
-        )
-    failed = [check["check"].lower() for check in checks if not check["same"]]
-    note = ""
-    if len(runs) > 1 and failed:
-        note = (
-            f"These runs are not paired: they differ in {_and(failed)}, or a file that would "
-            "tell is gone. They are shown side by side, and no difference between them is computed."
-        )
-    return {"paired": len(runs) > 1 and not failed, "checks": checks, "note": note}
-
-
-def config_differences(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Configuration keys in which the runs differ, as dotted paths, with one value a run."""
-    flat = [_flatten(run.config) for run in runs]
+def config_differences(entries: Sequence[Entry]) -> list[dict[str, Any]]:
+    """Configuration keys in which arms differ, as dotted paths, with one value an arm."""
+    flat = [flatten(entry.run.config) for entry in entries]
     keys = sorted({key for config in flat for key in config} - set(_NOT_A_DIFFERENCE))
     rows = []
     for key in keys:
@@ -90,167 +68,255 @@ def config_differences(runs: Sequence[Run]) -> list[dict[str, Any]]:
     return rows
 
 
-def _summary(run: Run, label: str) -> dict[str, Any]:
-    loss = run.validation_loss
-    evaluation = run.perplexity or {}
+def _title(group: dict[str, Any]) -> str:
+    labels = [arm["label"] for arm in group["arms"]]
+    return " vs ".join(reversed(labels)) if len(labels) == 2 else ", ".join(labels)
+
+
+def _check_comparable(group: dict[str, Any]) -> None:
+    pairing = group["pairing"]
+    if len(group["arms"]) < 2 or pairing["pairs"]:
+        return
+    refused = "\n".join(
+        f"  {pair['run']}: another {', another '.join(pair['differs'])} than "
+        f"{group['runs'][0]['path']}, or no file tells"
+        for pair in pairing["unequal"]
+    )
+    raise DataError(
+        f"no two of these runs can be compared fairly:\n{refused}\n"
+        "Train them on the same data with the same seed and budget, or compare them all the same "
+        "with --allow-unequal"
+    )
+
+
+def _group(name: str, entries: Sequence[Entry], allow_unequal: bool) -> dict[str, Any]:
+    """One comparison; of a sweep, that of each arm at the values that suit it best."""
+    swept = sweep_of(entries)
+    kept = best_entries(entries) if swept else list(entries)
+    pairs = pairs_of(kept)
+    pairing = pairing_of(kept, pairs, allow_unequal)
+    counted = [pair for pair in pairs if pair.counts(allow_unequal)]
+    labels = list(dict.fromkeys(entry.arm for entry in sorted(kept, key=lambda e: not e.baseline)))
+    by_arm = {label: [entry for entry in kept if entry.arm == label] for label in labels}
+    arms = [
+        _arm(label, own, [pair for pair in counted if pair.entry.arm == label])
+        for label, own in by_arm.items()
+    ]
+    for arm in arms[1:]:
+        arm["relative"] = _relative(arms[0], arm, counted)
     return {
-        "label": label,
+        "name": name,
+        "baseline": labels[0] if kept[0].baseline or any(e.baseline for e in kept) else None,
+        "arms": arms,
+        "runs": [_run_row(entry) for entry in entries],
+        "pairing": pairing,
+        "frequency": frequency_of(by_arm, {pair.entry.arm for pair in counted}),
+        "tasks": tasks_of(by_arm),
+        "curves": [_curve(label, own, counted) for label, own in by_arm.items()],
+        "sweep": swept,
+        "config_differences": config_differences([own[0] for own in by_arm.values()]),
+    }
+
+
+def _run_row(entry: Entry) -> dict[str, Any]:
+    """What one run is and came to."""
+    run = entry.run
+    loss, evaluation = run.validation_loss, run.perplexity or {}
+    return {
+        "group": entry.group,
+        "arm": entry.arm,
+        "sweep": entry.sweep,
+        "seed": run.seed,
         "path": str(run.path),
         "kind": run.kind,
         "step": run.step,
         "planned_steps": run.planned_steps,
         "tokens": run.step * run.tokens_per_step,
         "parameters": run.parameters,
+        "flops_per_token": run.flops_per_token,
         "train_loss": run.train_loss,
         "validation_loss": loss,
         "perplexity": float(np.exp(loss)) if loss is not None else None,
-        "bits_per_byte": evaluation.get("bits_per_byte"),
+        "bits_per_byte": run.bits_per_byte,
         "by_subset": evaluation.get("by_subset"),
         "tokens_per_s": run.tokens_per_s,
+        "machine": run.machine,
         "train_seconds": run.train_seconds,
         "world_size": run.facts.get("world_size"),
         "skipped_steps": _skipped(run),
-        "lm_eval": _tasks(run.lm_eval),
         "evaluated_step": run.evaluated_step,
     }
 
 
-def _relative(base: dict[str, Any], row: dict[str, Any]) -> dict[str, float | None]:
-    """Differences to the baseline; percentages are of the baseline, as the papers state them."""
-
-    def difference(key: str) -> float | None:
-        both = base[key] is not None and row[key] is not None
-        return row[key] - base[key] if both else None
-
-    def percent(key: str) -> float | None:
-        gap = difference(key)
-        return 100 * gap / base[key] if gap is not None and base[key] else None
-
-    both_known = base["parameters"] and row["parameters"]
-    parameters = row["parameters"]["total"] - base["parameters"]["total"] if both_known else None
+def _arm(label: str, entries: Sequence[Entry], pairs: Sequence[Pair]) -> dict[str, Any]:
+    """An arm's figures, means over its seeds; and its pairs with the baseline."""
+    rows = [_run_row(entry) for entry in entries]
+    first = rows[0]
+    means = {
+        key: mean_of([row[key] for row in rows])
+        for key in (
+            "train_loss",
+            "validation_loss",
+            "bits_per_byte",
+            "tokens_per_s",
+            "train_seconds",
+        )
+    }
+    loss, per_token = means["validation_loss"], first["flops_per_token"]
+    machines = list(dict.fromkeys(row["machine"] for row in rows if row["machine"]))
     return {
-        "train_nats": difference("train_loss"),
-        "validation_nats": difference("validation_loss"),
-        "validation_percent": percent("validation_loss"),
-        "perplexity_percent": percent("perplexity"),
-        "bits_per_byte": difference("bits_per_byte"),
-        "speed_percent": percent("tokens_per_s"),
-        "train_seconds_percent": percent("train_seconds"),
+        "label": label,
+        "swept": entries[0].swept,
+        "seeds": [row["seed"] for row in rows],
+        **{key: first[key] for key in ("kind", "step", "planned_steps", "tokens", "parameters")},
+        **means,
+        "perplexity": float(np.exp(loss)) if loss is not None else None,
+        "seed_std": over_seeds([row["validation_loss"] or np.nan for row in rows])["std"]
+        if loss is not None
+        else None,
+        "flops_per_token": per_token,
+        "flops": per_token * first["tokens"] if per_token else None,
+        "device_hours": _device_hours(means["train_seconds"], first["world_size"]),
+        "machines": machines,
+        "skipped_steps": max((row["skipped_steps"] or 0 for row in rows), default=0),
+        "by_subset": _subsets([row["by_subset"] for row in rows]),
+        "pairs": [_pair(pair) for pair in pairs],
+    }
+
+
+def _pair(pair: Pair) -> dict[str, Any]:
+    run, base = pair.entry.run, pair.base.run
+    return {
+        "seed": run.seed,
+        "run": str(run.path),
+        "base": str(base.path),
+        "unequal": list(pair.differs),
+        "validation_nats": _less(run.validation_loss, base.validation_loss),
+        "efficiency": efficiency(run, base),
+    }
+
+
+def _relative(
+    base: dict[str, Any], arm: dict[str, Any], counted: Sequence[Pair]
+) -> dict[str, Any] | None:
+    """Differences to the baseline over the seeds that have one; None where none has.
+
+    Percentages are of the baseline's value, as the papers state them: `loss_gain_percent` is
+    positive where the arm is better, `perplexity_percent` negative.
+    """
+    pairs = [pair for pair in counted if pair.entry.arm == arm["label"]]
+    if not pairs:
+        return None
+    runs, bases = [pair.entry.run for pair in pairs], [pair.base.run for pair in pairs]
+
+    def mean(name: str, of: Sequence[Run]) -> float | None:
+        return mean_of([getattr(run, name) for run in of])
+
+    def gap(name: str) -> float | None:
+        return _less(mean(name, runs), mean(name, bases))
+
+    def percent(name: str) -> float | None:
+        change, whole = gap(name), mean(name, bases)
+        return 100 * change / whole if change is not None and whole else None
+
+    nats, loss_percent = gap("validation_loss"), percent("validation_loss")
+    known = [row["validation_nats"] for row in arm["pairs"] if row["validation_nats"] is not None]
+    machines = {run.facts.get("machine") for run in (*runs, *bases)}
+    same_machine = len(machines) == 1
+    return {
+        "train_nats": gap("train_loss"),
+        "validation_nats": nats,
+        "validation_percent": loss_percent,
+        "loss_gain_percent": -loss_percent if loss_percent is not None else None,
+        "perplexity_percent": 100 * float(np.expm1(nats)) if nats is not None else None,
+        "bits_per_byte": gap("bits_per_byte"),
+        "speed_percent": percent("tokens_per_s") if same_machine else None,
+        "train_seconds_percent": percent("train_seconds") if same_machine else None,
+        **_size_changes(base, arm),
+        "seeds": over_seeds(known),
+        "efficiency": _mean_efficiency([row["efficiency"] for row in arm["pairs"]]),
+        "unequal": sorted({name for pair in pairs for name in pair.differs}),
+    }
+
+
+def _less(value: float | None, other: float | None) -> float | None:
+    return None if value is None or other is None else value - other
+
+
+def _size_changes(base: dict[str, Any], arm: dict[str, Any]) -> dict[str, Any]:
+    both_known = base["parameters"] and arm["parameters"]
+    parameters = arm["parameters"]["total"] - base["parameters"]["total"] if both_known else None
+    flops = (arm["flops_per_token"], base["flops_per_token"])
+    return {
         "parameters": parameters,
         "parameters_percent": 100 * parameters / base["parameters"]["total"]
         if parameters is not None
         else None,
+        "flops_percent": 100 * (flops[0] / flops[1] - 1) if None not in flops else None,
     }
 
 
-def _tasks(results: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """lm-eval's results as rows: task, metric, value, standard error."""
-    rows = []
-    for task, metrics in ((results or {}).get("results") or {}).items():
-        for key, value in metrics.items():
-            metric, _, filtered = key.partition(",")
-            if not filtered or metric.endswith("_stderr") or not isinstance(value, int | float):
-                continue
-            error = metrics.get(f"{metric}_stderr,{filtered}")
-            rows.append(
-                {
-                    "task": task,
-                    "metric": metric,
-                    "value": value,
-                    "stderr": error if isinstance(error, int | float) else None,
-                    "samples": _samples(results or {}, task),
-                }
-            )
-    return rows
-
-
-def _samples(results: dict[str, Any], task: str) -> int | None:
-    return ((results.get("n-samples") or {}).get(task) or {}).get("effective")
-
-
-def _frequency(
-    runs: Sequence[Run], labels: Sequence[str], pairing: dict[str, Any]
-) -> dict[str, Any] | None:
-    """Loss by training frequency for the runs that have it, and the paired differences."""
-    present = [(run.strata, label) for run, label in zip(runs, labels, strict=True) if run.strata]
-    if not present:
-        return None
-    result: dict[str, Any] = {
-        "runs": [
-            {"label": label} | {scale: strata.table(scale) for scale in SCALES}
-            for strata, label in present
-            if strata
-        ],
-        "pairs": [],
+def _mean_efficiency(pairs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Means over the seeds in which the baseline's loss was reached (`reached` of `seeds`)."""
+    reached = [row for row in pairs if row["ratio"] is not None]
+    behind = [row["behind"] for row in pairs if row["behind"] is not None]
+    means = {
+        key: mean_of([row[key] for row in reached])
+        for key in ("tokens", "ratio", "hours", "base_hours")
     }
-    base = runs[0].strata
-    if pairing["paired"] and base is not None:
-        for strata, label in present[1:]:
-            if strata and strata.identity == base.identity:
-                difference = paired_difference(base, strata)
-                result["pairs"].append({"label": label, "base": labels[0]} | difference)
-    return result
+    return {
+        "seeds": len(pairs),
+        "reached": len(reached),
+        **means,
+        "behind": mean_of(behind) if not reached else None,
+    }
 
 
-def _curve(run: Run, label: str) -> dict[str, Any]:
+def _curve(label: str, entries: Sequence[Entry], counted: Sequence[Pair]) -> dict[str, Any]:
+    """Training and validation loss over tokens, and the paired difference: means with bands."""
+
+    def train(run: Run) -> tuple[np.ndarray, np.ndarray]:
+        return run.metrics["step"] * float(run.tokens_per_step), run.metrics["loss"]
+
+    runs = [entry.run for entry in entries]
+    held = [run.validation for run in runs]
+    gaps = [
+        difference(train(pair.entry.run), train(pair.base.run))
+        for pair in counted
+        if pair.entry.arm == label
+    ]
+    gaps = [gap for gap in gaps if len(gap[0])]
     return {
         "label": label,
-        "tokens_per_step": run.tokens_per_step,
-        "step": run.metrics["step"].tolist(),
-        "train_loss": _finite(run.metrics["loss"]),
-        "validation_step": run.validation[:, 0].astype(int).tolist(),
-        "validation_loss": run.validation[:, 1].tolist(),
+        "seeds": len(runs),
+        "train": band([train(run) for run in runs]),
+        "validation": band(
+            [(v[:, 0] * run.tokens_per_step, v[:, 1]) for v, run in zip(held, runs, strict=True)]
+        ),
+        "difference": band(gaps) if gaps else None,
     }
 
 
-def _finite(values: np.ndarray) -> list[float | None]:
-    """NaN is no JSON: a step without a loss becomes null."""
-    return [value if np.isfinite(value) else None for value in values.tolist()]
+def _device_hours(seconds: float | None, world_size: int | None) -> float | None:
+    return seconds * (world_size or 1) / 3600 if seconds is not None else None
 
 
-def _labels(runs: Sequence[Run]) -> list[str]:
-    """Kinds where they tell the runs apart, else folder names, else paths."""
-    for names in ([run.kind for run in runs], [run.path.name for run in runs]):
-        if len(set(names)) == len(names):
-            return names
-    return [f"{run.path.name} #{number}" for number, run in enumerate(runs, start=1)]
-
-
-def _order(run: Run) -> str | None:
-    data = run.config.get("data", {})
-    batch = run.config["train"]["global_batch_size"]
-    return (
-        f"seed {run.config.get('seed')}, window {data.get('shuffle_window')}, {batch} rows a step"
-    )
-
-
-def _evaluated_on(run: Run) -> str | None:
-    data = (run.perplexity or {}).get("data") or {}
-    return f"{data.get('split')} of {_short(data.get('fingerprint'))}" if data else None
+def _subsets(tables: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
+    """Loss by subset, mean over seeds."""
+    known = [table for table in tables if table]
+    if not known:
+        return None
+    return {
+        name: {
+            "tokens": row.get("tokens", 0),
+            "nats_per_token": mean_of(
+                [table.get(name, {}).get("nats_per_token") for table in known]
+            ),
+        }
+        for name, row in known[0].items()
+    }
 
 
 def _skipped(run: Run) -> int | None:
     skipped = run.metrics.get("skipped")
     return int(np.nanmax(skipped)) if skipped is not None else None  # counted from the start
-
-
-def _flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, dict):
-            flat |= _flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
-
-
-def _short(fingerprint: str | None) -> str | None:
-    return fingerprint[:12] if fingerprint else None
-
-
-def _step(step: int | None) -> str | None:
-    return f"step {step:,}" if step is not None else None
-
-
-def _and(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

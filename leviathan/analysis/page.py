@@ -1,182 +1,218 @@
 """The report as one HTML page: no script, no external resource; light, dark and on paper."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import groupby
 from typing import Any
 
 from leviathan.analysis import plots
-from leviathan.analysis.style import CSS
-from leviathan.analysis.table import MISSING, comparison_rows, number, signed
+from leviathan.analysis.markup import (
+    caption,
+    document,
+    figure,
+    row,
+    section,
+    table,
+    with_change,
+)
+from leviathan.analysis.page_parts import by_frequency, downstream, fairness, swept, what_differs
+from leviathan.analysis.picture import Picture
+from leviathan.analysis.table import arm_title, comparison_rows, number, signed, speed_note
 from leviathan.analysis.verdict import SMALL_RUN_TOKENS
 
-_SCALE_TITLES = {
-    "absolute": "By occurrences in the training split",
-    "relative": "By share of the training tokens",
-}
+Pictures = Mapping[str, Picture]
 
 
-def page(report: dict[str, Any]) -> str:
-    """The whole document."""
-    labels = [run["label"] for run in report["runs"]]
-    title = " vs ".join(reversed(labels)) if len(labels) == 2 else ", ".join(labels)
-    sections = [
-        _header(report, title),
-        _comparison(report, labels),
-        _curves(report),
-        _frequency(report),
-        _subsets(report, labels),
-        _pairing(report, labels),
-        _differences(report, labels),
-        _guide(report),
+def page(report: dict[str, Any], pictures: Pictures) -> str:
+    """The whole document.
+
+    Args:
+        report: as `compare` gives it.
+        pictures: by name, as `pictures_of` gives them.
+    """
+    groups = report["groups"]
+    parts = [_header(report), _overview(groups, pictures)]
+    for index, group in enumerate(groups):
+        if group["name"]:
+            parts.append(f'<h2 class="group">{escape(group["name"])}</h2>')
+        parts += _group(group, index, pictures)
+    parts.append(_guide(report))
+    return document(report["title"], "".join(parts))
+
+
+def pictures_of(report: dict[str, Any]) -> dict[str, Picture]:
+    """Every drawing of a report, by name."""
+    drawn = [plots.gains(report["groups"])] if len(report["groups"]) > 1 else []
+    for index, group in enumerate(report["groups"]):
+        drawn.append(plots.loss_curves(group["curves"], name_of(group, index, "curves")))
+        if group["sweep"]:
+            drawn.append(plots.sweep(group["sweep"], name_of(group, index, "sweep")))
+        if group["frequency"]:
+            drawn += [
+                plots.frequency(group["frequency"], s, name_of(group, index, f"frequency_{s}"))
+                for s in ("absolute", "relative")
+            ]
+    return {one.name: one for one in drawn}
+
+
+def name_of(group: dict[str, Any], index: int, what: str) -> str:
+    """A picture's name, which is its file's: plain characters, and unique over the groups."""
+    if not group["name"]:
+        return what
+    plain = "".join(c if c.isalnum() and c.isascii() else "_" for c in group["name"])
+    return f"{index + 1}_{plain}_{what}"
+
+
+def _group(group: dict[str, Any], index: int, pictures: Pictures) -> list[str]:
+    def drawn(what: str) -> Picture | None:
+        return pictures.get(name_of(group, index, what))
+
+    curves = drawn("curves")
+    assert curves is not None
+    return [
+        section(*swept(group, drawn("sweep"))),
+        _comparison(group),
+        section("Loss during training", figure(curves, "Loss curves", _curve_caption(group))),
+        section("Loss by training frequency", by_frequency(group, drawn("frequency_absolute"))),
+        section("Downstream tasks", downstream(group)),
+        section("Validation loss by subset", _subsets(group)),
+        section("Seeds, one by one", _seeds(group)),
+        section("Is the comparison fair?", fairness(group)),
+        section("What was set differently", what_differs(group)),
     ]
+
+
+def _header(report: dict[str, Any]) -> str:
+    question = f'<p class="question">{escape(report["question"])}</p>' if report["question"] else ""
+    missing = report["missing"]
+    gone = (
+        caption(f"{len(missing)} runs of this study have not begun: {escape(', '.join(missing))}.")
+        if missing
+        else ""
+    )
     return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{escape(title)} · Leviathan report</title>\n<style>{CSS}</style>\n</head>\n"
-        f"<body>\n<main>\n{''.join(sections)}\n</main>\n</body>\n</html>\n"
+        f'<header><p class="eyebrow">Leviathan · comparison of runs</p>'
+        f"<h1>{escape(report['title'])}</h1>{question}"
+        f'<p class="verdict">{escape(report["verdict"])}</p>{gone}</header>'
     )
 
 
-def _header(report: dict[str, Any], title: str) -> str:
-    return (
-        f'<header><p class="eyebrow">Leviathan · run comparison</p><h1>{escape(title)}</h1>'
-        f'<p class="verdict">{escape(report["verdict"])}</p></header>'
-    )
-
-
-def _comparison(report: dict[str, Any], labels: Sequence[str]) -> str:
+def _overview(groups: Sequence[dict[str, Any]], pictures: Pictures) -> str:
+    """All groups in one table and one drawing; nothing for a single one."""
+    if len(groups) < 2:
+        return ""
     body = []
-    rows = comparison_rows(report)
-    for section, group in groupby(rows, key=lambda row: row.section):
-        body.append(f'<tr class="section"><th colspan="{len(labels) + 1}">{section}</th></tr>')
-        for row in group:
-            cells = "".join(
-                f'<td>{escape(value)}<span class="change">{escape(change)}</span></td>'
-                if change
-                else f"<td>{escape(value)}</td>"
-                for value, change in row.cells
+    for group in groups:
+        for arm in group["arms"][1:]:
+            relative = arm["relative"]
+            base = group["arms"][0]
+            cells = [arm["label"], number(base["validation_loss"], 4)]
+            cells += [number(arm["validation_loss"], 4)]
+            if relative is None:
+                body.append(row(group["name"], [*cells, "not paired", "", "", ""]))
+                continue
+            interval = relative["seeds"]
+            low, high = signed(interval["low"], 4), signed(interval["high"], 4)
+            more = with_change(
+                signed(relative["validation_nats"], 4),
+                f"{low} to {high}" if interval["low"] is not None else "",
             )
-            body.append(f'<tr><th scope="row">{escape(row.name)}</th>{cells}</tr>')
-    note = "Small figures: change against the first run." if report["pairing"]["paired"] else ""
-    return _section(
-        "Comparison", _table(["", *labels], body, coloured=True) + _caption(note, "note")
+            for key, digits in (("loss_gain_percent", 2), ("perplexity_percent", 1)):
+                more += f"<td>{escape(signed(relative[key], digits, ' %'))}</td>"
+            ratio = relative["efficiency"]["ratio"]
+            more += f"<td>{f'{ratio:.2f} ×' if ratio else '–'}</td>"
+            body.append(row(group["name"], cells, more))
+    heads = ["", "arm", "baseline", "loss", "difference", "gain", "perplexity", "fewer tokens"]
+    text = (
+        "Change of perplexity to the baseline of the same group; bars are 95 % intervals over "
+        "seeds, where there are several."
     )
-
-
-def _curves(report: dict[str, Any]) -> str:
-    curves, paired = report["curves"], report["pairing"]["paired"]
-    width = plots.smoothing_width(len(curves[0]["step"]))
-    caption = "Dots: loss on the whole validation split, where the training loop computed it."
-    if width > 1:
-        caption = (
-            f"Line: mean of {width} logged training losses, the faint line unsmoothed. {caption}"
-        )
-    if paired:
-        caption += (
-            " Below: training loss minus that of the first run on the same batches, so the noise "
-            "that both share cancels. Below zero is better than the first run."
-        )
-    drawings = [plots.loss_curves(curves, paired, narrow) for narrow in (False, True)]
-    return _section("Loss during training", _figure(drawings, "Loss curves", caption))
-
-
-def _frequency(report: dict[str, Any]) -> str:
-    strata = report["frequency"]
-    if strata is None:
-        return _section(
-            "Loss by training frequency",
-            _caption(
-                "Not computed: run <code>leviathan frequency</code> on the checkpoints first."
-            ),
-        )
-    drawings = [plots.frequency(strata, "absolute", narrow) for narrow in (False, True)]
-    caption = "Validation targets, sorted into buckets by how often the token occurs in training."
-    if strata["pairs"]:
-        caption += (
-            " Below: paired difference with its 95 % interval, from resampling documents. The "
-            "interval does not cover the luck of the seed."
-        )
-    tables = [_strata_table(strata, scale) for scale in _SCALE_TITLES]
-    return _section(
-        "Loss by training frequency",
-        _figure(drawings, "Loss by training frequency of the target", caption) + "".join(tables),
+    notes = caption(
+        "Loss in nats per token. Gain: improvement of the loss, as the papers state it. Fewer "
+        "tokens: how many times sooner the arm is at the baseline's final loss.",
+        "note",
     )
+    drawn = figure(pictures["gains"], "Perplexity change by group", text)
+    return section("All comparisons", table(heads, body) + notes + drawn)
 
 
-def _strata_table(strata: dict[str, Any], scale: str) -> str:
-    runs, pairs = strata["runs"], strata["pairs"]
-    total = sum(row["tokens"] for row in runs[0][scale])
+def _comparison(group: dict[str, Any]) -> str:
+    arms = group["arms"]
     body = []
-    for index, row in enumerate(runs[0][scale]):
-        if not row["tokens"]:
-            continue
-        cells = [f"{row['tokens']:,}", plots.share(row["tokens"] / total)]
-        cells += [number(run[scale][index]["nats_per_token"], 3) for run in runs]
-        intervals = "".join(_interval(pair[scale][index]) for pair in pairs)
-        body.append(_row(row["bucket"], cells, intervals))
-    heads = ["bucket", "targets", "share", *(run["label"] for run in runs)]
-    heads += [f"{pair['label']} − {pair['base']}" for pair in pairs]
-    table = f'<div class="buckets">{_table(heads, body)}</div>'
-    return f"<h3>{_SCALE_TITLES[scale]}, nats per token</h3>{table}"
+    for name, rows in groupby(comparison_rows(group), key=lambda one: one.section):
+        body.append(f'<tr class="section"><th colspan="{len(arms) + 1}">{name}</th></tr>')
+        for one in rows:
+            cells = "".join(with_change(value, change) for value, change in one.cells)
+            body.append(f'<tr><th scope="row">{escape(one.name)}</th>{cells}</tr>')
+    notes = []
+    if any(arm.get("relative") for arm in arms):
+        notes.append(f"Small figures: change against {escape(arms[0]['label'])}.")
+    if speed_note(group):
+        notes.append(escape(speed_note(group)))
+    if any(len(arm["seeds"]) > 1 for arm in arms):
+        notes.append("Figures are means over seeds, differences means over the pairs of one seed.")
+    heads = ["", *(arm_title(arm) for arm in arms)]
+    return section(
+        "Comparison", table(heads, body, coloured=True) + caption(" ".join(notes), "note")
+    )
 
 
-def _interval(row: dict[str, Any]) -> str:
-    low, high = signed(row["low"], 3), signed(row["high"], 3)
-    note = "" if row["low"] is None else f'<span class="change">{low} to {high}</span>'
-    return f"<td>{signed(row['difference'], 3)}{note}</td>"
+def _curve_caption(group: dict[str, Any]) -> str:
+    curves = group["curves"]
+    width = plots.smoothing_width(len(curves[0]["train"]["at"]))
+    text = "Dots: loss on the whole validation split, where the training loop computed it."
+    if width > 1:
+        text = f"Line: mean of {width} logged training losses. {text}"
+    if any(curve["seeds"] > 1 for curve in curves):
+        text += " Bands reach from the least to the greatest seed."
+    if any(curve["difference"] for curve in curves):
+        text += (
+            " Below: training loss minus that of the baseline on the same batches, so the noise "
+            "that both share cancels. Below zero is better than the baseline."
+        )
+    return text
 
 
-def _subsets(report: dict[str, Any], labels: Sequence[str]) -> str:
-    tables = [run["by_subset"] or {} for run in report["runs"]]
-    names = sorted({name for table in tables for name in table})
+def _subsets(group: dict[str, Any]) -> str:
+    tables = [arm["by_subset"] or {} for arm in group["arms"]]
+    names = sorted({name for one in tables for name in one})
     if len(names) < 2:
         return ""
     body = []
     for name in names:
-        losses = [table.get(name, {}).get("nats_per_token") for table in tables]
-        tokens = max(table.get(name, {}).get("tokens", 0) for table in tables)
-        body.append(_row(name, [f"{tokens:,}", *(number(loss, 3) for loss in losses)]))
-    table = _table(["subset", "targets", *labels], body)
-    return _section("Validation loss by subset", table + _caption("Nats per token.", "note"))
+        losses = [one.get(name, {}).get("nats_per_token") for one in tables]
+        tokens = max(one.get(name, {}).get("tokens", 0) for one in tables)
+        body.append(row(name, [f"{tokens:,}", *(number(loss, 3) for loss in losses)]))
+    heads = ["subset", "targets", *(arm["label"] for arm in group["arms"])]
+    return table(heads, body) + caption("Nats per token.", "note")
 
 
-def _pairing(report: dict[str, Any], labels: Sequence[str]) -> str:
-    if len(labels) < 2:
+def _seeds(group: dict[str, Any]) -> str:
+    """Every pair by itself, and what they say together."""
+    arms = [arm for arm in group["arms"][1:] if len(arm["pairs"]) > 1]
+    if not arms:
         return ""
+    seeds = list(dict.fromkeys(pair["seed"] for arm in arms for pair in arm["pairs"]))
     body = []
-    for check in report["pairing"]["checks"]:
-        mark = (
-            '<span class="yes">same</span>' if check["same"] else '<span class="no">not same</span>'
-        )
-        values = check["values"]
-        shown = values[:1] if check["same"] else values
-        text = "<br>".join(escape(str(value)) for value in shown)
-        name = escape(check["check"])
-        body.append(
-            f'<tr><th scope="row">{name}</th><td>{mark}</td><td class="text">{text}</td></tr>'
-        )
-    note = report["pairing"]["note"] or (
-        "All runs saw the same tokens in the same order, so their losses are compared pairwise."
+    for seed in seeds:
+        cells = []
+        for arm in arms:
+            own = [pair["validation_nats"] for pair in arm["pairs"] if pair["seed"] == seed]
+            cells.append(signed(own[0] if own else None, 4))
+        body.append(row(f"seed {seed}", cells))
+    for name, key in (("mean", "mean"), ("standard deviation", "std"), ("p, two-sided", "p")):
+        cells = []
+        for arm in arms:
+            value = arm["relative"]["seeds"][key]
+            cells.append(signed(value, 4) if key == "mean" else number(value, 4))
+        body.append(row(name, cells))
+    text = (
+        f"Validation loss less that of {escape(group['arms'][0]['label'])} with the same seed, "
+        "nats. A seed draws the weights and the order of the data. p is that of Student's paired "
+        "test that the mean is zero; with few seeds it tells small differences from nothing only "
+        "where they are very even."
     )
-    return _section("Is the comparison fair?", _caption(note) + _table(["", "", "value"], body))
-
-
-def _differences(report: dict[str, Any], labels: Sequence[str]) -> str:
-    if len(labels) < 2:
-        return ""
-    rows = report["config_differences"]
-    if not rows:
-        return _section("Configuration", _caption("The runs have the same configuration."))
-    body = [
-        _row(row["key"], [MISSING if value is None else str(value) for value in row["values"]])
-        for row in rows
-    ]
-    return _section(
-        "What was set differently",
-        _table(["key", *labels], body) + _caption("Everything else is equal.", "note"),
-    )
+    return table(["", *(arm["label"] for arm in arms)], body) + caption(text, "note")
 
 
 def _guide(report: dict[str, Any]) -> str:
@@ -184,13 +220,18 @@ def _guide(report: dict[str, Any]) -> str:
         "<b>Nats per token</b>: mean of −ln p(target) over all targets; lower is better. "
         "<b>Perplexity</b> is its exponential. Both depend on the tokenizer; <b>bits per byte</b> "
         "does not.",
-        "A <b>percentage</b> is a change relative to the first run: −2 % perplexity is better, "
-        "−2 % tokens per second is slower.",
-        "An <b>interval</b> over documents says how much the difference depends on which documents "
-        "were held out. It says nothing about another seed, another learning rate or a longer run.",
-        "<b>lm-eval</b> figures are the metric ± its standard error over samples; two models whose "
-        "values lie within about two standard errors are not told apart by that task.",
-        "<b>Tokens per second</b> is the median over logged steps; the first is left out.",
+        "A <b>percentage</b> is a change relative to the baseline: −2 % perplexity is better, "
+        "−2 % tokens per second is slower. Only <b>loss improvement</b> is positive where better, "
+        "as the papers print it.",
+        "An <b>interval over documents</b> says how much the difference depends on which documents "
+        "were held out; it says nothing about another seed, another learning rate or a longer run. "
+        "An <b>interval over seeds</b> covers the luck of weights and data order.",
+        "<b>Tokens to the baseline's final loss</b> are interpolated on the validation curve "
+        "(on the smoothed training curve where that has fewer than three points).",
+        "<b>Downstream</b> figures are the metric ± its standard error over samples; two models "
+        "whose values lie within about two standard errors are not told apart by that task.",
+        "<b>Tokens per second</b> is the median over logged steps, the first left out; it belongs "
+        "to the machine and the day beside it.",
     ]
     if any(run["tokens"] < SMALL_RUN_TOKENS for run in report["runs"]):
         items.insert(
@@ -199,47 +240,17 @@ def _guide(report: dict[str, Any]) -> str:
         )
     listed = "".join(f"<li>{item}</li>" for item in items)
     folders = "".join(
-        f"<li>{escape(run['label'])}: <code>{escape(run['path'])}</code></li>"
+        f"<li>{escape(run['arm'])}: <code>{escape(run['path'])}</code></li>"
         for run in report["runs"]
     )
-    return _section(
+    return section(
         "How to read this",
-        f"<ul>{listed}</ul><h3>Runs</h3><ul>{folders}</ul>"
-        + _caption("Every number of this page is in <code>report.json</code> beside it.", "note"),
+        f"<ul>{listed}</ul><details><summary>{len(report['runs'])} run folders</summary>"
+        f"<ul>{folders}</ul></details>"
+        + caption(
+            "Every number of this page is in <code>report.json</code> and the CSV files beside it, "
+            "every drawing as SVG and PNG in <code>plots/</code>. <code>runs.csv</code> is a table "
+            "for <code>leviathan fit</code>.",
+            "note",
+        ),
     )
-
-
-def _section(title: str, content: str) -> str:
-    return f"<section><h2>{title}</h2>{content}</section>\n"
-
-
-def _caption(text: str, kind: str = "") -> str:
-    """A paragraph; `text` is HTML of ours or free of markup."""
-    return f'<p class="{kind}">{text}</p>' if text else ""
-
-
-def _figure(drawings: Sequence[str], name: str, caption: str) -> str:
-    images = "".join(
-        f'<div class="{size}" role="img" aria-label="{escape(name)}">{svg}</div>'
-        for size, svg in zip(("wide", "narrow"), drawings, strict=True)
-    )
-    return f"<figure>{images}<figcaption>{caption}</figcaption></figure>"
-
-
-def _table(heads: Iterable[str], body: Iterable[str], coloured: bool = False) -> str:
-    def mark(number: int) -> str:
-        return f' class="series-{number - 1}"' if coloured and number else ""
-
-    head = "".join(
-        f'<th scope="col"{mark(number)}>{escape(text)}</th>' for number, text in enumerate(heads)
-    )
-    return (
-        f'<div class="scroll"><table><thead><tr>{head}</tr></thead>'
-        f"<tbody>{''.join(body)}</tbody></table></div>"
-    )
-
-
-def _row(name: str, cells: Iterable[str], more: str = "") -> str:
-    """A table row of texts; `more` is HTML of ours that follows."""
-    shown = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-    return f'<tr><th scope="row">{escape(name)}</th>{shown}{more}</tr>'

@@ -1,67 +1,42 @@
-"""Plots as SVG text whose colours are CSS variables, so that one drawing fits light and dark pages.
+"""Plots of a comparison: loss curves with seed bands, loss by token frequency, gains, sweeps."""
 
-Every figure is drawn twice, wide and narrow: text in an SVG that is scaled down to a telephone's
-width cannot be read.
-"""
-
-import io
 import re
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
-# Okabe and Ito's colours, told apart under every common colour blindness; the baseline is grey.
-COLOURS = ("#6a737d", "#0072b2", "#d55e00", "#009e73", "#a6518b", "#b8860b", "#56a3d9")
-INK, MUTED, GRID = "#1f2328", "#656d77", "#d8dee4"
-VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--grid"} | {
-    colour: f"--series-{number}" for number, colour in enumerate(COLOURS)
-}
-FONT = "system-ui, -apple-system, Segoe UI, Roboto, sans-serif"
-
-_DOT: dict[str, Any] = {"markersize": 5, "markeredgecolor": "white", "markeredgewidth": 0.7}
-
-_STYLE: dict[str, Any] = {
-    "svg.fonttype": "none",
-    "font.family": "DejaVu Sans",
-    "font.size": 8.5,
-    "text.color": INK,
-    "axes.edgecolor": MUTED,
-    "axes.labelcolor": MUTED,
-    "axes.linewidth": 0.7,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "grid.color": GRID,
-    "grid.linewidth": 0.6,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.major.size": 3,
-    "ytick.major.size": 0,
-    "lines.solid_capstyle": "round",
-    "savefig.transparent": True,
-}
+from leviathan.analysis.curves import smoothed, smoothing_width
+from leviathan.analysis.picture import (
+    DOT,
+    Picture,
+    colour,
+    label_ends,
+    note,
+    picture,
+    short_number,
+    signed,
+    size,
+)
 
 
-def loss_curves(curves: Sequence[dict[str, Any]], paired: bool, narrow: bool = False) -> str:
-    """Training (smoothed) and validation loss of all runs over tokens; below, paired differences.
+def loss_curves(curves: Sequence[dict[str, Any]], name: str = "curves") -> Picture:
+    """Training (smoothed) and validation loss of all arms over tokens; below, paired differences.
+
+    Lines are means over seeds, bands reach from the least to the greatest.
 
     Args:
-        curves: as `compare` gives them.
-        paired: also draw each run's training loss minus the first run's on the same batches.
-        narrow: for a column of about 360 pixels.
+        curves: as `compare` gives them, the baseline first.
+        name: of the picture.
     """
-    lower = paired and len(curves) > 1
-    with _style(f"curves{narrow}"):
-        figure = Figure(figsize=_size(narrow, 5.0 if lower else 3.5), layout="constrained")
+    lower = any(curve["difference"] for curve in curves)
+
+    def draw(narrow: bool) -> Figure:
+        figure = Figure(figsize=size(narrow, 5.0 if lower else 3.5), layout="constrained")
         ratios = [2.3, 1] if lower else [1]
         panels = figure.subplots(len(ratios), sharex=True, squeeze=False, height_ratios=ratios)
         _draw_losses(panels[0, 0], curves)
@@ -70,124 +45,183 @@ def loss_curves(curves: Sequence[dict[str, Any]], paired: bool, narrow: bool = F
         panels[-1, 0].set_xlabel("training tokens")
         panels[-1, 0].xaxis.set_major_formatter(FuncFormatter(lambda x, _: short_number(x)))
         panels[-1, 0].xaxis.set_major_locator(MaxNLocator(4 if narrow else 6))
-        return _svg(figure)
+        return figure
+
+    return picture(name, draw)
 
 
-def frequency(strata: dict[str, Any], scale: str = "absolute", narrow: bool = False) -> str:
+def frequency(strata: dict[str, Any], scale: str = "absolute", name: str | None = None) -> Picture:
     """Loss by training-frequency bucket; below, the paired difference with its interval.
 
     Args:
         strata: the `frequency` part of `compare`, or what `leviathan frequency` returns.
         scale: `absolute` (occurrences) or `relative` (share of the training tokens).
-        narrow: for a column of about 360 pixels.
+        name: of the picture.
     """
     kept = [i for i, row in enumerate(strata["runs"][0][scale]) if row["tokens"]]
     pairs = strata["pairs"]
-    with _style(f"frequency{scale}{narrow}"):
-        figure = Figure(figsize=_size(narrow, 5.2 if pairs else 3.6), layout="constrained")
+
+    def draw(narrow: bool) -> Figure:
+        figure = Figure(figsize=size(narrow, 5.2 if pairs else 3.6), layout="constrained")
         ratios = [1.7, 1] if pairs else [1]
         panels = figure.subplots(len(ratios), sharex=True, squeeze=False, height_ratios=ratios)
         _draw_strata(panels[0, 0], strata["runs"], scale, kept)
         if pairs:
             _draw_pairs(panels[1, 0], strata, scale, kept)
         _name_buckets(panels[-1, 0], strata["runs"][0][scale], kept, scale, narrow)
-        return _svg(figure)
+        return figure
+
+    return picture(name or f"frequency_{scale}", draw)
+
+
+def sweep(swept: dict[str, Any], name: str = "sweep") -> Picture:
+    """Final validation loss over the first swept key, a line an arm, the best ringed.
+
+    Args:
+        swept: the `sweep` part of a group.
+        name: of the picture.
+    """
+    key = swept["keys"][0]
+    values = list(dict.fromkeys(p["values"][key] for a in swept["arms"] for p in a["points"]))
+    numeric = all(isinstance(v, int | float) and v > 0 for v in values)
+    place = {value: value if numeric else number for number, value in enumerate(values)}
+
+    def draw(narrow: bool) -> Figure:
+        figure = Figure(figsize=size(narrow, 3.6), layout="constrained")
+        axes = figure.subplots()
+        ends = []
+        for number, arm in enumerate(swept["arms"]):
+            known = [point for point in arm["points"] if point["loss"] is not None]
+            if not known:
+                continue
+            x = [place[point["values"][key]] for point in known]
+            loss = [point["loss"] for point in known]
+            style = "o" if len(swept["keys"]) > 1 else "o-"
+            axes.plot(x, loss, style, color=colour(number), linewidth=1.4, **DOT, zorder=4)
+            for at, point in zip(x, known, strict=True):
+                axes.plot([at, at], [point["low"], point["high"]], color=colour(number), zorder=3)
+            best = arm["points"][arm["best"]]
+            axes.plot(
+                place[best["values"][key]],
+                best["loss"],
+                "o",
+                markersize=11,
+                fillstyle="none",
+                color=colour(number),
+                zorder=5,
+            )
+            ends.append((loss[-1], arm["label"], colour(number)))
+        if numeric and len(values) > 1:
+            axes.set_xscale("log")
+            axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.set_xticks(list(place.values()), [_tick(value) for value in values])
+        axes.minorticks_off()
+        axes.set_xlabel(key)
+        axes.set_ylabel("validation loss, nats per token")
+        note(axes, 0.01, 0.97, "ring: best of its arm", va="top")
+        label_ends(axes, ends)
+        return figure
+
+    return picture(name, draw)
+
+
+def gains(groups: Sequence[dict[str, Any]]) -> Picture:
+    """Perplexity change to the baseline, group by group, with the interval over seeds."""
+    labels = list(dict.fromkeys(arm["label"] for g in groups for arm in g["arms"][1:]))
+
+    def draw(narrow: bool) -> Figure:
+        figure = Figure(figsize=size(narrow, 3.2), layout="constrained")
+        axes = figure.subplots()
+        axes.axhline(0, color=colour(0), linewidth=1.2, zorder=2)
+        spread = np.linspace(-0.12, 0.12, len(labels)) if len(labels) > 1 else np.zeros(1)
+        ends = []
+        for number, label in enumerate(labels, start=1):
+            last = None
+            for at, group in enumerate(groups):
+                relative = _relative_of(group, label)
+                if relative is None:
+                    continue
+                x, seeds = at + spread[number - 1], relative["seeds"]
+                if seeds["low"] is not None:
+                    reach = [100 * np.expm1(seeds[end]) for end in ("low", "high")]
+                    axes.plot([x, x], reach, color=colour(number), linewidth=1.6)
+                last = relative["perplexity_percent"]
+                axes.plot(x, last, "o", color=colour(number), **DOT, zorder=5)
+            if last is not None:
+                ends.append((last, label, colour(number)))
+        axes.set_xticks(range(len(groups)), [group["name"] for group in groups])
+        axes.set_xlim(-0.4, len(groups) - 0.6)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{signed(y)} %"))
+        axes.set_ylabel("perplexity, change to baseline")
+        label_ends(axes, ends)
+        return figure
+
+    return picture("gains", draw)
+
+
+def _relative_of(group: dict[str, Any], label: str) -> dict[str, Any] | None:
+    for arm in group["arms"][1:]:
+        if arm["label"] == label and (arm["relative"] or {}).get("perplexity_percent") is not None:
+            return arm["relative"]
+    return None
+
+
+def _tick(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def save_frequency(strata: dict[str, Any], out: Path) -> list[Path]:
-    """Writes `frequency_absolute.svg` and `frequency_relative.svg`; returns their paths."""
-    out.mkdir(parents=True, exist_ok=True)
-    files = []
-    for scale in ("absolute", "relative"):
-        files.append(out / f"frequency_{scale}.svg")
-        files[-1].write_text(standalone(frequency(strata, scale)), encoding="utf-8")
-    return files
-
-
-def smoothed(values: np.ndarray, width: int) -> np.ndarray:
-    """Centred moving mean over `width` values, over fewer at both ends."""
-    half = width // 2
-    total = np.concatenate([[0.0], np.cumsum(values)])
-    index = np.arange(len(values))
-    reach = np.minimum(half, np.minimum(index, len(values) - 1 - index))
-    return (total[index + reach + 1] - total[index - reach]) / (2 * reach + 1)
-
-
-def smoothing_width(points: int) -> int:
-    """Logged steps in one smoothed value: about a fifteenth of the curve, odd."""
-    return 2 * (points // 30) + 1
-
-
-def short_number(value: float) -> str:
-    """1500000 → 1.5M, for axes."""
-    for unit, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= unit:
-            return f"{value / unit:.3g}{letter}"
-    return f"{value:.3g}"
-
-
-def standalone(svg: str) -> str:
-    """An SVG for a file of its own: namespaces back in, colours for a white page."""
-    names = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
-    return re.sub(r"var\(--[a-z0-9-]+, (#\w+)\)", r"\1", svg).replace("<svg ", f"<svg {names} ", 1)
-
-
-def _style(drawing: str) -> AbstractContextManager[None]:
-    """Our look; ids inside the SVG are derived from the drawing's name, so that none clash."""
-    settings: Any = _STYLE | {"svg.hashsalt": drawing}
-    return matplotlib.rc_context(settings)
-
-
-def _size(narrow: bool, height: float) -> tuple[float, float]:
-    return (4.0, height * 0.92) if narrow else (8.0, height)
-
-
-def _points(curve: dict[str, Any], step: str, loss: str) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens and finite losses of one curve."""
-    tokens = np.asarray(curve[step], dtype=float) * curve["tokens_per_step"]
-    losses = np.asarray(curve[loss], dtype=float)
-    finite = np.isfinite(losses)
-    return tokens[finite], losses[finite]
+    """Writes `frequency_absolute` and `frequency_relative` as SVG and PNG; returns their paths."""
+    return [
+        file for scale in ("absolute", "relative") for file in frequency(strata, scale).save(out)
+    ]
 
 
 def _draw_losses(axes: Axes, curves: Sequence[dict[str, Any]]) -> None:
     ends = []
     for number, curve in enumerate(curves):
-        colour, layer = _colour(number), 3 + number
-        tokens, loss = _points(curve, "step", "train_loss")
-        if not len(loss):
+        shade, layer = colour(number), 3 + number
+        train, held = curve["train"], curve["validation"]
+        if not train["at"]:
             continue
+        tokens, loss = np.array(train["at"]), np.array(train["mean"])
         width = smoothing_width(len(loss))
-        if width > 1:
-            axes.plot(tokens, loss, color=colour, alpha=0.25, linewidth=0.7, zorder=2)
+        if width > 1 and curve["seeds"] == 1:
+            axes.plot(tokens, loss, color=shade, alpha=0.25, linewidth=0.7, zorder=2)
         smooth = smoothed(loss, width)
-        axes.plot(tokens, smooth, color=colour, linewidth=1.6, zorder=layer)
-        held = _points(curve, "validation_step", "validation_loss")
-        axes.plot(*held, "o", color=colour, **_DOT, zorder=layer + 10, clip_on=False)
-        ends.append((float(smooth[-1]), curve["label"], colour))
-    axes.set_xlim(0, max(curve["step"][-1] * curve["tokens_per_step"] for curve in curves))
+        axes.plot(tokens, smooth, color=shade, linewidth=1.6, zorder=layer)
+        if curve["seeds"] > 1:
+            low, high = (smoothed(np.array(train[end]), width) for end in ("low", "high"))
+            axes.fill_between(tokens, low, high, color=shade, alpha=0.18, linewidth=0, zorder=2)
+        axes.plot(
+            held["at"], held["mean"], "o", color=shade, **DOT, zorder=layer + 10, clip_on=False
+        )
+        ends.append((float(smooth[-1]), curve["label"], shade))
+    axes.set_xlim(0, max(curve["train"]["at"][-1] for curve in curves if curve["train"]["at"]))
     axes.set_ylabel("loss, nats per token")
-    _label_ends(axes, ends)
-    _note(axes, 0.99, 0.97, "line: training, smoothed\ndot: validation", ha="right", va="top")
+    label_ends(axes, ends)
+    note(axes, 0.99, 0.97, "line: training, smoothed\ndot: validation", ha="right", va="top")
 
 
 def _draw_gaps(axes: Axes, curves: Sequence[dict[str, Any]]) -> None:
     """Paired on the same batches, so that the noise of the batches cancels."""
-    base = dict(zip(*_points(curves[0], "step", "train_loss"), strict=True))
-    axes.axhline(0, color=_colour(0), linewidth=1.2, zorder=2)
-    ends = [(0.0, curves[0]["label"], _colour(0))]
-    for number, curve in enumerate(curves[1:], start=1):
-        points = zip(*_points(curve, "step", "train_loss"), strict=True)
-        both = [(tokens, loss - base[tokens]) for tokens, loss in points if tokens in base]
-        if not both:
+    axes.axhline(0, color=colour(0), linewidth=1.2, zorder=2)
+    ends = [(0.0, curves[0]["label"], colour(0))]
+    for number, curve in enumerate(curves):
+        gap = curve["difference"]
+        if not gap or not gap["at"]:
             continue
-        gap = smoothed(np.array([value for _, value in both]), smoothing_width(len(both)))
-        axes.plot([at for at, _ in both], gap, color=_colour(number), linewidth=1.4, zorder=3)
-        ends.append((float(gap[-1]), curve["label"], _colour(number)))
+        width = smoothing_width(len(gap["at"]))
+        mean = smoothed(np.array(gap["mean"]), width)
+        axes.plot(gap["at"], mean, color=colour(number), linewidth=1.4, zorder=3)
+        if curve["seeds"] > 1:
+            low, high = (smoothed(np.array(gap[end]), width) for end in ("low", "high"))
+            axes.fill_between(gap["at"], low, high, color=colour(number), alpha=0.18, linewidth=0)
+        ends.append((float(mean[-1]), curve["label"], colour(number)))
     axes.set_ylabel("difference")
     axes.yaxis.set_major_locator(MaxNLocator(4))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: _signed(y)))
-    _label_ends(axes, ends)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: signed(y)))
+    label_ends(axes, ends)
 
 
 def _draw_strata(axes: Axes, runs: Sequence[dict[str, Any]], scale: str, kept: list[int]) -> None:
@@ -198,35 +232,35 @@ def _draw_strata(axes: Axes, runs: Sequence[dict[str, Any]], scale: str, kept: l
         axes.plot(
             place,
             loss,
-            color=_colour(number),
+            color=colour(number),
             linewidth=1.6,
             marker="o",
-            **_DOT,
+            **DOT,
             zorder=3 + number,
         )
-        ends.append((loss[-1], run["label"], _colour(number)))
+        ends.append((loss[-1], run["label"], colour(number)))
     axes.set_ylabel("validation loss, nats per token")
-    _label_ends(axes, ends)
+    label_ends(axes, ends)
 
 
 def _draw_pairs(axes: Axes, strata: dict[str, Any], scale: str, kept: list[int]) -> None:
     base, pairs = strata["runs"][0]["label"], strata["pairs"]
     labels = [run["label"] for run in strata["runs"]]
-    axes.axhline(0, color=_colour(0), linewidth=1.2, zorder=2)
+    axes.axhline(0, color=colour(0), linewidth=1.2, zorder=2)
     spread = np.linspace(-0.18, 0.18, len(pairs)) if len(pairs) > 1 else np.zeros(1)
     for shift, pair in zip(spread, pairs, strict=True):
-        colour = _colour(labels.index(pair["label"]))
+        shade = colour(labels.index(pair["label"]))
         for place, index in enumerate(kept):
             row = pair[scale][index]
             if row["low"] is not None:
                 axes.plot(
-                    [place + shift] * 2, [row["low"], row["high"]], color=colour, linewidth=1.6
+                    [place + shift] * 2, [row["low"], row["high"]], color=shade, linewidth=1.6
                 )
-            axes.plot(place + shift, row["difference"], "o", color=colour, **_DOT, zorder=5)
+            axes.plot(place + shift, row["difference"], "o", color=shade, **DOT, zorder=5)
     axes.set_ylabel("difference, nats")
     axes.yaxis.set_major_locator(MaxNLocator(5))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: _signed(y)))
-    _label_ends(axes, [(0.0, base, _colour(0))])
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: signed(y)))
+    label_ends(axes, [(0.0, base, colour(0))])
 
 
 def _name_buckets(
@@ -256,54 +290,3 @@ def share(part: float) -> str:
     if part < 1e-3:
         return "< 0.1 %"
     return f"{100 * part:.0f} %" if part >= 0.1 else f"{100 * part:.1f} %"
-
-
-def _label_ends(axes: Axes, ends: list[tuple[float, str, str]]) -> None:
-    """Names at the right end of their lines, pushed apart where they would overlap."""
-    low, high = axes.get_ylim()
-    height = axes.get_window_extent().height / axes.figure.dpi  # inches
-    apart = (high - low) * 0.16 / max(height, 0.5)
-    placed: list[float] = []
-    for value, label, colour in sorted(ends):
-        y = value if not placed else max(value, placed[-1] + apart)
-        placed.append(y)
-        axes.annotate(
-            label,
-            (1, y),
-            xycoords=("axes fraction", "data"),
-            xytext=(6, 0),
-            textcoords="offset points",
-            color=colour,
-            va="center",
-            fontweight="bold",
-            annotation_clip=False,
-        )
-
-
-def _note(axes: Axes, x: float, y: float, text: str, **where: Any) -> None:
-    axes.text(
-        x, y, text, transform=axes.transAxes, color=MUTED, fontsize=7.5, linespacing=1.5, **where
-    )
-
-
-def _colour(number: int) -> str:
-    return COLOURS[number % len(COLOURS)]
-
-
-def _signed(value: float) -> str:
-    return "0" if abs(value) < 1e-9 else f"{value:+.3g}".replace("-", "−")
-
-
-def _svg(figure: Figure) -> str:
-    """The drawing as an `<svg>` element for a page: no prologue, no metadata, colours by name."""
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    svg = buffer.getvalue()
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"<style.*?</style>", "", svg, flags=re.DOTALL)  # it would style the whole page
-    svg = re.sub(r' xmlns(:\w+)?="[^"]*"| (width|height)="[\d.]+pt"', "", svg, count=4)
-    svg = svg.replace("'DejaVu Sans'", FONT).replace("<svg ", '<svg stroke-linejoin="round" ', 1)
-    for colour, name in VARIABLES.items():
-        svg = svg.replace(colour, f"var({name}, {colour})")
-    return svg.replace("#ffffff", "var(--paper, #ffffff)")

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from leviathan.analysis.curves import smoothed, smoothing_width
 from leviathan.config.load import read_yaml
 from leviathan.errors import DataError
 from leviathan.evaluate.strata import Strata
@@ -20,6 +21,7 @@ _NEEDED: dict[str, type] = {
     "train.global_batch_size": int,
     "data.path": str,
 }
+METRICS = "metrics.jsonl"
 FINAL_SHARE = 0.1  # the "final" training loss is the mean over this last share of the steps
 
 
@@ -105,6 +107,41 @@ class Run:
         return float((intervals / speed).sum())
 
     @property
+    def bits_per_byte(self) -> float | None:
+        """Of the whole-split evaluation, where it was done."""
+        return (self.perplexity or {}).get("bits_per_byte")
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of weights and data order."""
+        return self.config.get("seed")
+
+    @property
+    def machine(self) -> str | None:
+        """What it was trained on and when, as far as the run says so."""
+        said = [self.facts.get("machine"), self.facts.get("date")]
+        return ", ".join(str(part) for part in said if part) or None
+
+    @property
+    def flops_per_token(self) -> int | None:
+        """Forward and backward, as the train loop counted it."""
+        return (self.parameters or {}).get("flops_per_token")
+
+    @property
+    def validation_curve(self) -> np.ndarray:
+        """Rows (tokens, nats per token) that efficiency is read from, [N, 2].
+
+        The loop's own validation where it was done three times, else the smoothed training loss.
+        """
+        if len(self.validation) >= 3:
+            return self.validation * [self.tokens_per_step, 1]
+        loss = self.metrics["loss"]
+        finite = np.isfinite(loss)
+        tokens = self.metrics["step"][finite] * self.tokens_per_step
+        width = smoothing_width(int(finite.sum()))
+        return np.stack([tokens, smoothed(loss[finite], width)], axis=1)
+
+    @property
     def parameters(self) -> dict[str, int] | None:
         """Parameters by part, as the train loop or an evaluation recorded them."""
         for source in (self.facts, self.perplexity or {}):
@@ -121,7 +158,7 @@ def load_run(path: Path) -> Run:
         DataError: there is no run in this folder, or one of its files is damaged.
     """
     config = _read_config(path)
-    metrics, validation = _read_metrics(path / "metrics.jsonl")
+    metrics, validation = _read_metrics(path / METRICS)
     facts = _newest_state(path) | (read_json(path / "run.json") or {})
     evaluation = _newest_evaluation(path)
     step = int(evaluation.name.removeprefix("step-")) if evaluation else None

@@ -1,8 +1,17 @@
 """The page's style sheet."""
 
-from leviathan.analysis.plots import COLOURS, FONT, GRID, INK, MUTED
+from leviathan.analysis.picture import COLOURS, FONT, GRID, INK, MUTED
 
-_DARK_COLOURS = ("#9aa4af", "#58b0f0", "#ff9455", "#3fc79a", "#d68fc4", "#e0b040", "#9cc9ec")
+_DARK_COLOURS = (
+    "#9aa4af",
+    "#58b0f0",
+    "#ff9455",
+    "#3fc79a",
+    "#d68fc4",
+    "#e0b040",
+    "#9cc9ec",
+    "#c89a78",
+)
 
 
 def _variables(ink: str, muted: str, grid: str, paper: str, colours: tuple[str, ...]) -> str:
@@ -29,6 +38,10 @@ h2 {{ font-size: 1.2rem; margin: 0 0 .8rem; }}
 h3 {{ font-size: .95rem; margin: 1.6rem 0 .4rem; }}
 section {{ margin-top: 2.75rem; }}
 p, li, figcaption {{ max-width: 44rem; }}
+.question {{ font-size: 1.15rem; margin: 0 0 .9rem; color: var(--muted); }}
+h2.group {{ font-size: 1.5rem; margin: 3.5rem 0 -1.5rem; padding-top: 1rem;
+  border-top: 2px solid var(--grid); }}
+summary {{ cursor: pointer; font-size: .95rem; }}
 .verdict {{ font-size: 1.08rem; margin: 0; }}
 figure {{ margin: 0; }}
 figcaption, .note {{ color: var(--muted); font-size: .86rem; }}
@@ -62,5 +75,7 @@ code {{ font-size: .9em; overflow-wrap: anywhere; }}
   .wide {{ display: block; }} .narrow {{ display: none; }}
   section {{ margin-top: 1.6rem; }} figure, tr {{ break-inside: avoid; }}
   h2, h3 {{ break-after: avoid; }} .scroll {{ overflow: visible; }}
+  table {{ font-size: 8.5pt; }} th, td {{ padding: .2rem 0 .2rem .5rem; }}
+  h2.group {{ break-before: page; border-top: 0; margin-top: 0; }}
 }}
 """

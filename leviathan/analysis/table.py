@@ -1,6 +1,6 @@
-"""The comparison table: one row a quantity, one column a run; for the page and for the terminal."""
+"""The comparison table: one row a quantity, one column an arm; for the page and the terminal."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,20 +9,22 @@ from rich.table import Table
 from leviathan.console import as_text
 
 MISSING = "–"
+VALIDATION = "Validation loss, nats per token"
+MEASURED_ON = "· measured on"
 
 
 @dataclass(frozen=True)
 class Row:
-    """One quantity: a (value, change) pair of texts for every run; change is "" where none is."""
+    """One quantity: a (value, change) pair of texts for every arm; change is "" where none is."""
 
     section: str
     name: str
     cells: tuple[tuple[str, str], ...]
 
 
-def comparison_rows(report: dict[str, Any]) -> list[Row]:
-    """The table's rows in reading order."""
-    runs = report["runs"]
+def comparison_rows(group: dict[str, Any]) -> list[Row]:
+    """The table's rows in reading order, one column an arm."""
+    arms = group["arms"]
 
     def row(
         section: str,
@@ -31,54 +33,77 @@ def comparison_rows(report: dict[str, Any]) -> list[Row]:
         change: Callable[[dict[str, Any]], str] = lambda relative: "",
     ) -> Row:
         return Row(
-            section, name, tuple((value(run), change(run.get("relative") or {})) for run in runs)
+            section, name, tuple((value(arm), change(arm.get("relative") or {})) for arm in arms)
         )
 
     rows = [
-        row(
-            "Result",
-            "Validation loss, nats per token",
-            _of("validation_loss", 4),
-            _nats("validation_nats"),
-        ),
-        row(
-            "Result", "Validation perplexity", _of("perplexity", 2), _percent("perplexity_percent")
-        ),
+        row("Result", VALIDATION, _of("validation_loss", 4), _nats("validation_nats")),
+        row("Result", "Perplexity", _of("perplexity", 2), _percent("perplexity_percent")),
+        row("Result", "Loss improvement, as the papers state it", _gain),
+        row("Result", "Difference over seeds, 95 %", _over_seeds),
         row("Result", "Bits per byte", _of("bits_per_byte", 4), _nats("bits_per_byte")),
         row("Result", "Training loss, last tenth", _of("train_loss", 4), _nats("train_nats")),
-    ]
-    rows += _task_rows(runs)
-    rows += [
-        row("Size", "Parameters", _part("total"), _parameters),
+        row("Sample efficiency", "Tokens to the baseline's final loss", _needed),
+        row("Sample efficiency", "· times fewer", _times_fewer),
+        row("Sample efficiency", "Device-hours to that loss", _hours_needed),
+        row("Size", "Parameters", _part("total"), _change("parameters_percent", 2)),
         row("Size", "· input embedding", _part("input_embedding")),
         row("Size", "· output head", _head),
         row("Size", "· body", _part("body")),
+        row("Size", "FLOPs per token", _of("flops_per_token", 0), _change("flops_percent", 2)),
+        row("Size", "Training FLOPs", _flops),
         row("Cost", "Training tokens per s", _of("tokens_per_s", 0), _percent("speed_percent")),
+        row("Cost", MEASURED_ON, _machines),
         row("Cost", "Time in training steps", _duration, _percent("train_seconds_percent")),
         row("Cost", "Steps", _steps),
         row("Cost", "Training tokens", _of("tokens", 0)),
+        row("Cost", "Seeds", lambda arm: str(len(arm["seeds"]))),
     ]  # fmt: skip
-    if any(run["skipped_steps"] for run in runs):
+    if speed_note(group):  # then said once, under the table
+        rows = [row for row in rows if row.name != MEASURED_ON]
+    if any(arm["skipped_steps"] for arm in arms):
         rows.append(row("Cost", "Skipped steps (non-finite)", _of("skipped_steps", 0)))
     return [row for row in rows if any(value != MISSING for value, _ in row.cells)]
 
 
 def terminal_table(report: dict[str, Any]) -> str:
-    """The table as text for standard output, coloured only on a terminal."""
-    table = Table(title="Comparison", title_justify="left", header_style="bold")
-    table.add_column("")
-    for run in report["runs"]:
-        table.add_column(run["label"], justify="right")
-    section = ""
-    for row in comparison_rows(report):
-        if section and row.section != section:
-            table.add_section()
-        section = row.section
-        table.add_row(row.name, *(f"{value}  {change}".rstrip() for value, change in row.cells))
-    lines = [as_text(table)]
-    if report["pairing"]["note"]:
-        lines.append(report["pairing"]["note"])
+    """The tables as text for standard output, coloured only on a terminal."""
+    lines = []
+    for group in report["groups"]:
+        table = Table(
+            title=f"Comparison, {group['name']}" if group["name"] else "Comparison",
+            title_justify="left",
+            header_style="bold",
+        )
+        table.add_column("")
+        for arm in group["arms"]:
+            table.add_column(arm_title(arm), justify="right")
+        section = ""
+        for row in comparison_rows(group):
+            if section and row.section != section:
+                table.add_section()
+            section = row.section
+            cells = (f"{value}  {change}".rstrip() for value, change in row.cells)
+            table.add_row(row.name, *cells)
+        lines.append(as_text(table))
+        if speed_note(group):
+            lines.append(speed_note(group))
+        if group["pairing"]["note"]:
+            lines.append(group["pairing"]["note"])
     return "\n".join([*lines, report["verdict"]])
+
+
+def speed_note(group: dict[str, Any]) -> str:
+    """Where and when all speeds were measured; empty where arms differ in it, or none says."""
+    machines = {tuple(arm["machines"]) for arm in group["arms"]}
+    if len(machines) != 1 or not (own := machines.pop()):
+        return ""
+    return f"Tokens per s were measured on {'; '.join(own)}."
+
+
+def arm_title(arm: dict[str, Any]) -> str:
+    """`leviathan`, or `leviathan (lr 0.002)` where a sweep chose it."""
+    return f"{arm['label']} ({arm['swept']})" if arm["swept"] else arm["label"]
 
 
 def number(value: float | None, digits: int) -> str:
@@ -91,40 +116,33 @@ def signed(value: float | None, digits: int, unit: str = "") -> str:
     return MISSING if value is None else f"{value:+,.{digits}f}{unit}".replace("-", "−")
 
 
-def _task_rows(runs: Sequence[dict[str, Any]]) -> list[Row]:
-    found = {(row["task"], row["metric"]) for run in runs for row in run["lm_eval"]}
-    rows = []
-    for task, metric in sorted(found):
-        cells = []
-        for run in runs:
-            mine = [row for row in run["lm_eval"] if (row["task"], row["metric"]) == (task, metric)]
-            cells.append((_score(mine[0]) if mine else MISSING, ""))
-        rows.append(Row("Result", f"{task}, {metric}", tuple(cells)))
-    return rows
-
-
-def _score(row: dict[str, Any]) -> str:
-    if row["value"] is None:
-        return "not a number"
-    accuracy = row["metric"].startswith(("acc", "exact_match"))
-    scale, unit, digits = (100, " %", 1) if accuracy else (1, "", 3)
-    text = number(scale * row["value"], digits)
-    if row["stderr"] is not None:
-        text += f" ± {number(scale * row['stderr'], digits)}"
+def score(cell: dict[str, Any], metric: str) -> str:
+    """A task's value ± its standard error; accuracies in per cent."""
+    if cell["value"] is None:
+        return "not a number" if cell["samples"] else MISSING
+    scale, unit, digits = task_scale(metric)
+    text = number(scale * cell["value"], digits)
+    if cell["stderr"] is not None:
+        text += f" ± {number(scale * cell['stderr'], digits)}"
     return text + unit
 
 
+def task_scale(metric: str) -> tuple[float, str, int]:
+    """(factor, unit, digits) in which a metric is shown."""
+    return (100, " %", 1) if metric.startswith(("acc", "exact_match")) else (1, "", 3)
+
+
 def _of(key: str, digits: int) -> Callable[[dict[str, Any]], str]:
-    return lambda run: number(run[key], digits)
+    return lambda arm: number(arm[key], digits)
 
 
 def _part(key: str) -> Callable[[dict[str, Any]], str]:
-    return lambda run: number((run["parameters"] or {}).get(key), 0)
+    return lambda arm: number((arm["parameters"] or {}).get(key), 0)
 
 
-def _head(run: dict[str, Any]) -> str:
-    shared = run["kind"] == "tied" and (run["parameters"] or {}).get("output_head") == 0
-    return "shared with input" if shared else _part("output_head")(run)
+def _head(arm: dict[str, Any]) -> str:
+    shared = arm["kind"] == "tied" and (arm["parameters"] or {}).get("output_head") == 0
+    return "shared with input" if shared else _part("output_head")(arm)
 
 
 def _nats(key: str) -> Callable[[dict[str, Any]], str]:
@@ -135,13 +153,63 @@ def _percent(key: str) -> Callable[[dict[str, Any]], str]:
     return lambda relative: signed(relative[key], 1, " %") if relative.get(key) is not None else ""
 
 
-def _parameters(relative: dict[str, Any]) -> str:
-    percent = relative.get("parameters_percent")
-    return signed(percent, 2, " %") if percent is not None else ""
+def _change(key: str, digits: int) -> Callable[[dict[str, Any]], str]:
+    return lambda relative: (
+        signed(relative[key], digits, " %") if relative.get(key) is not None else ""
+    )
 
 
-def _duration(run: dict[str, Any]) -> str:
-    seconds = run["train_seconds"]
+def _gain(arm: dict[str, Any]) -> str:
+    return signed((arm.get("relative") or {}).get("loss_gain_percent"), 2, " %")
+
+
+def _over_seeds(arm: dict[str, Any]) -> str:
+    seeds = (arm.get("relative") or {}).get("seeds")
+    if not seeds or seeds["low"] is None:
+        return MISSING
+    return f"{signed(seeds['low'], 4)} to {signed(seeds['high'], 4)}"
+
+
+def _efficiency(arm: dict[str, Any]) -> dict[str, Any]:
+    return (arm.get("relative") or {}).get("efficiency") or {}
+
+
+def _needed(arm: dict[str, Any]) -> str:
+    found = _efficiency(arm)
+    if not found:
+        return MISSING
+    if found["tokens"] is None:
+        return "not reached"
+    partly = f" ({found['reached']} of {found['seeds']} seeds)"
+    return number(found["tokens"], 0) + (partly if found["reached"] < found["seeds"] else "")
+
+
+def _times_fewer(arm: dict[str, Any]) -> str:
+    found = _efficiency(arm)
+    if found.get("ratio") is not None:
+        return f"{found['ratio']:.2f} ×"
+    if found.get("behind") is not None:
+        return f"baseline was there after {100 * found['behind']:.0f} %"
+    return MISSING
+
+
+def _hours_needed(arm: dict[str, Any]) -> str:
+    found = _efficiency(arm)
+    if found.get("hours") is None:
+        return MISSING
+    return f"{found['hours']:.3g} (baseline {found['base_hours']:.3g})"
+
+
+def _flops(arm: dict[str, Any]) -> str:
+    return f"{arm['flops']:.2e}" if arm["flops"] else MISSING
+
+
+def _machines(arm: dict[str, Any]) -> str:
+    return "; ".join(arm["machines"]) or MISSING
+
+
+def _duration(arm: dict[str, Any]) -> str:
+    seconds = arm["train_seconds"]
     if seconds is None:
         return MISSING
     if seconds < 600:
@@ -150,7 +218,7 @@ def _duration(run: dict[str, Any]) -> str:
     return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def _steps(run: dict[str, Any]) -> str:
-    if run["step"] == run["planned_steps"]:
-        return f"{run['step']:,}"
-    return f"{run['step']:,} of {run['planned_steps']:,}"
+def _steps(arm: dict[str, Any]) -> str:
+    if arm["step"] == arm["planned_steps"]:
+        return f"{arm['step']:,}"
+    return f"{arm['step']:,} of {arm['planned_steps']:,}"

@@ -1,25 +1,22 @@
 """What came out, in one paragraph, and what a run of this size can and cannot show."""
 
-from collections.abc import Sequence
 from typing import Any
 
 SMALL_RUN_TOKENS = 1_000_000_000
+_MANY = 4  # outcomes beyond which only the best and the worst are told
 
 
-def verdict(
-    rows: Sequence[dict[str, Any]], pairing: dict[str, Any], frequency: dict[str, Any] | None
-) -> str:
-    """One paragraph: what came out, and what a run of this size can and cannot show."""
+def verdict(report: dict[str, Any]) -> str:
+    """One paragraph: what came out, and what runs of this size can and cannot show."""
     sentences = []
-    if pairing["paired"]:
-        sentences = [_outcome(rows[0], row, frequency) for row in rows[1:] if row.get("relative")]
-        sentences = [text for text in sentences if text]
-    elif pairing["note"]:
-        sentences.append(pairing["note"])
-    tokens = max(row["tokens"] for row in rows)
-    same = tokens == min(row["tokens"] for row in rows)
-    runs = "This run" if len(rows) == 1 else "Each of these runs"
+    for group in report["groups"]:
+        sentences += _group_outcome(group)
+    arms = [arm for group in report["groups"] for arm in group["arms"]]
+    tokens = max(arm["tokens"] for arm in arms)
+    same = tokens == min(arm["tokens"] for arm in arms)
+    runs = "This run" if len(report["runs"]) == 1 else "Each of these runs"
     amount = _count(tokens) if same else f"at most {_count(tokens)}"
+    seeds = min(len(arm["seeds"]) for arm in arms)
     if tokens < SMALL_RUN_TOKENS:
         sentences.append(
             f"{runs} saw {amount} tokens. A run of this size shows that the mechanics work "
@@ -27,34 +24,61 @@ def verdict(
             "comparison the order of the smallest models still changed after about 3 billion "
             "tokens."
         )
-    elif len(rows) > 1:
+    elif len(arms) > 1 and seeds < 2:
         sentences.append(
             f"{runs} saw {amount} tokens, with one seed each: the luck of a seed is part "
             "of every difference here, and no interval on this page covers it."
         )
-    return " ".join(sentences)
+    return " ".join([*sentences, report["caution"]]).strip()
 
 
-def _outcome(
-    base: dict[str, Any], row: dict[str, Any], frequency: dict[str, Any] | None
-) -> str | None:
-    relative = row["relative"]
-    if relative.get("validation_nats") is None:
-        return None
-    nats = relative["validation_nats"]
+def _group_outcome(group: dict[str, Any]) -> list[str]:
+    arms = [
+        arm
+        for arm in group["arms"][1:]
+        if (arm["relative"] or {}).get("validation_nats") is not None
+    ]
+    if not arms:
+        return [group["pairing"]["note"]] if group["pairing"]["note"] else []
+    arms.sort(key=lambda arm: arm["relative"]["validation_nats"])
+    told = arms if len(arms) <= _MANY else [arms[0], arms[-1]]
+    lead = f"{group['name']}: " if group["name"] else ""
+    sentences = [_outcome(group, arm) for arm in told]
+    if len(told) < len(arms):
+        sentences[0] = f"Of {len(arms)} arms, {sentences[0]}"
+        sentences[1] = f"Last, {sentences[1]}"
+    return [lead + sentences[0], *sentences[1:]]
+
+
+def _outcome(group: dict[str, Any], arm: dict[str, Any]) -> str:
+    relative, base = arm["relative"], group["arms"][0]
+    nats, seeds = relative["validation_nats"], relative["seeds"]
     side = "below" if nats < 0 else "above"
-    interval = ""
-    pair = _pair_of(frequency, row["label"])
+    # Over the seeds that were paired, so that the figures of this sentence belong together.
+    return (
+        f"{arm['label']} ends at {arm['validation_loss']:.4f} nats per token on the validation "
+        f"split, {abs(nats):.4f} {side} {base['label']}{_interval(group, arm, seeds)}: its "
+        f"perplexity is {abs(relative['perplexity_percent']):.1f} % "
+        f"{'lower' if relative['perplexity_percent'] < 0 else 'higher'}."
+    )
+
+
+def _interval(group: dict[str, Any], arm: dict[str, Any], seeds: dict[str, Any]) -> str:
+    """Over seeds where there are several, else over documents."""
+    if seeds["low"] is not None:
+        told_apart = seeds["low"] * seeds["high"] > 0
+        text = (
+            f" (95 % interval over {seeds['seeds']} seeds: {seeds['low']:+.4f} to "
+            f"{seeds['high']:+.4f}, {'' if told_apart else 'not '}told apart from zero)"
+        )
+        return text.replace("-", "−")
+    pair = _pair_of(group["frequency"], arm["label"])
+    nats = arm["relative"]["validation_nats"]
     # The strata may stand for another split than the validation loss: then they say nothing of it.
     if pair and pair["all"]["low"] is not None and abs(pair["all"]["difference"] - nats) < 1e-3:
         low, high = pair["all"]["low"], pair["all"]["high"]
-        interval = f" (95 % interval over documents: {low:+.4f} to {high:+.4f})".replace("-", "−")
-    return (
-        f"{row['label']} ends at {row['validation_loss']:.4f} nats per token on the validation "
-        f"split, {abs(nats):.4f} {side} {base['label']}{interval}: its perplexity is "
-        f"{abs(relative['perplexity_percent']):.1f} % "
-        f"{'lower' if relative['perplexity_percent'] < 0 else 'higher'}."
-    )
+        return f" (95 % interval over documents: {low:+.4f} to {high:+.4f})".replace("-", "−")
+    return ""
 
 
 def _pair_of(frequency: dict[str, Any] | None, label: str) -> dict[str, Any] | None:

@@ -2,8 +2,10 @@
 
 ZeRO cuts the concatenation of all parameters into equal flat partitions, so what a rank holds of a
 parameter is a flat slice of it. A flat slice of an R × C matrix is at most three boxes (the rest of
-a row, whole rows, the beginning of a row). Written as boxes, the checkpoint knows nothing of the
-layout that wrote it, and every rank of any other layout reads just the boxes it wants.
+a row, whole rows, the beginning of a row). Under tensor parallelism that matrix is itself a part of
+a larger one, in which its boxes lie so much further in. Written as boxes, the checkpoint knows
+nothing of the layout that wrote it, and every rank of any other layout reads just the boxes it
+wants.
 """
 
 import math
@@ -11,7 +13,7 @@ import pickle
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,27 +48,51 @@ from leviathan.errors import CheckpointError
 
 
 @dataclass(frozen=True)
-class Slice:
-    """Elements `start … start + flat.numel()` of the fp32 tensor `key`, in row-major order."""
-
-    key: str
-    shape: tuple[int, ...]
-    start: int
-    flat: Tensor  # [n] contiguous fp32; a view of what the engine holds, so loading writes into it
-
-
-@dataclass(frozen=True)
 class Box:
     """A rectangular part of a tensor and where it begins in the flat slice that it came from."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
-    at: int
+    at: int = 0
+
+    def inside(self, outer: "Box") -> "Box":
+        """The same, its offsets counted from where those of `outer` are counted from."""
+        offsets = (a + b for a, b in zip(outer.offsets, self.offsets, strict=True))
+        return replace(self, offsets=tuple(offsets))
+
+    def of(self, whole: Tensor) -> Tensor:
+        """The part itself, a view of the tensor."""
+        ranges = zip(self.offsets, self.sizes, strict=True)
+        return whole[tuple(slice(start, start + size) for start, size in ranges)]
+
+    def from_flat(self, flat: Tensor) -> Tensor:
+        """The part in the flat slice that it came from, a view in its own shape."""
+        return flat[self.at : self.at + math.prod(self.sizes)].view(self.sizes)
 
     @property
     def chunk(self) -> ChunkStorageMetadata:
         """The same in DCP's terms."""
         return ChunkStorageMetadata(torch.Size(self.offsets), torch.Size(self.sizes))
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Elements `start … start + flat.numel()`, in row-major order, of the fp32 tensor `key`.
+
+    Under tensor parallelism, of the rectangular `part` of it that the rank has.
+    """
+
+    key: str
+    shape: tuple[int, ...]  # of the whole tensor
+    start: int
+    flat: Tensor  # [n] contiguous fp32; a view of what the engine holds, so loading writes into it
+    part: Box | None = None
+
+    def boxes(self) -> Iterator[Box]:
+        """The boxes of the whole tensor that tile the slice, in flat order."""
+        part = self.part or Box((0,) * len(self.shape), self.shape)
+        for box in boxes_of(part.sizes, self.start, self.flat.numel()):
+            yield box.inside(part)
 
 
 def boxes_of(shape: tuple[int, ...], start: int, count: int) -> Iterator[Box]:
@@ -97,13 +123,9 @@ class _Pieces:
 
     def __init__(self, slices: Iterable[Slice]) -> None:
         self.slices = [piece for piece in slices if piece.flat.numel()]
-        self.boxes = [
-            list(boxes_of(piece.shape, piece.start, piece.flat.numel())) for piece in self.slices
-        ]
+        self.boxes = [list(piece.boxes()) for piece in self.slices]
         self.views = {
-            (piece.key, box.offsets): piece.flat[box.at : box.at + math.prod(box.sizes)].view(
-                box.sizes
-            )
+            (piece.key, box.offsets): box.from_flat(piece.flat)
             for piece, boxes in zip(self.slices, self.boxes, strict=True)
             for box in boxes
         }

@@ -11,7 +11,8 @@ from typing import NoReturn
 
 import typer
 
-from leviathan.cli import data, evaluation, handover, launching, sizes, training
+from leviathan.cli import data, evaluation, handover, launching, sizes, studies, training
+from leviathan.cli.options import is_another_rank
 from leviathan.console import console
 from leviathan.errors import LeviathanError, OneRankError
 
@@ -32,12 +33,15 @@ app.command("perplexity")(evaluation.perplexity)
 app.command("frequency")(evaluation.frequency)
 app.command("eval")(evaluation.evaluate)
 app.command("report")(evaluation.report)
+app.command("inspect")(evaluation.inspect)
+app.command("fit")(studies.fit)
 app.command("export")(handover.export)
 app.command("import")(handover.import_)
 app.command("generate")(handover.generate)
 app.add_typer(data.tokenizer_app, name="tokenizer")
 app.add_typer(data.data_app, name="data")
 app.add_typer(training.checkpoint_app, name="checkpoint")
+app.add_typer(studies.study_app, name="study")
 
 
 def main() -> None:
@@ -58,14 +62,11 @@ def _fail(message: str, shared: bool = True) -> NoReturn:
 
     Args:
         message: what is wrong, where, and what to do.
-        shared: the other ranks of a training run fail with the same. Then rank 0 has the word;
-            everywhere else RANK may be set as well, but each process speaks for itself.
+        shared: the other ranks of a launch fail with the same. Then rank 0 has the word; in other
+            sub-commands RANK may be set as well, but each process speaks for itself.
     """
-    rank = os.environ.get("RANK", "0")
-    launched = os.environ.get("WORLD_SIZE", "1") != "1"
-    another = launched and rank.isdecimal() and int(rank) > 0
-    training = sys.argv[1:2] == ["train"]
-    if not (training and another and shared):
-        who = f"rank {rank}: " if training and another else ""
+    another = is_another_rank()
+    if not (another and shared):
+        who = f"rank {os.environ['RANK']}: " if another else ""
         console.print(f"error: {who}{message}", style="red", markup=False)
     sys.exit(2)

@@ -5,14 +5,22 @@ from typing import Annotated
 
 import typer
 
-from leviathan.cli.options import AsJson, Model, show
+from leviathan.cli.options import AsJson, Model, is_another_rank, show
+
+Split = Annotated[str, typer.Option(help="`val` or `train`.")]
+BatchSize = Annotated[int, typer.Option(min=1, help="Sequences at once.")]
 
 
 def perplexity(
     checkpoint: Model,
-    data: Annotated[Path, typer.Argument(help="A prepared data set.", metavar="DATA")],
-    split: Annotated[str, typer.Option(help="`val` or `train`.")] = "val",
-    batch_size: Annotated[int, typer.Option(min=1, help="Sequences at once.")] = 8,
+    data: Annotated[
+        Path,
+        typer.Argument(
+            help="A prepared data set, or one in the `data.format` of CKPT's run.", metavar="DATA"
+        ),
+    ],
+    split: Split = "val",
+    batch_size: BatchSize = 8,
     stride: Annotated[
         int | None,
         typer.Option(min=1, help="Move the window by so many tokens, not by the whole context."),
@@ -22,6 +30,8 @@ def perplexity(
     """Scores a whole split: nats per token, perplexity and bits per byte, also by subset.
 
     With `--stride 64` every token is scored after at least a context less 64 tokens; slower.
+
+    Under `torchrun --nproc-per-node 8 -m leviathan perplexity …` the ranks share the work.
     """
     from leviathan.evaluate.perplexity import perplexity as run
     from leviathan.evaluate.perplexity import perplexity_table
@@ -32,19 +42,25 @@ def perplexity(
 
 def frequency(
     checkpoints: Annotated[list[Path], typer.Argument(metavar="CKPT...")],
-    data: Annotated[Path, typer.Option(help="A prepared data set.")],
+    data: Annotated[
+        Path, typer.Option(help="A prepared data set, or one in the first run's `data.format`.")
+    ],
     out: Annotated[Path | None, typer.Option(help="Folder for the JSON and the plot.")] = None,
+    split: Split = "val",
+    batch_size: BatchSize = 8,
     as_json: AsJson = False,
 ) -> None:
     """Validation loss by how often the target token occurs in the training split.
 
     With several checkpoints, also their paired differences with bootstrap intervals over documents.
+
+    Example: `leviathan frequency runs/tied runs/leviathan --data data/pile --out strata`
     """
     from leviathan.evaluate.frequency import frequency as run
     from leviathan.evaluate.frequency import frequency_table
 
-    result = run(checkpoints, data, out)
-    if out is not None:
+    result = run(checkpoints, data, out, split, batch_size)
+    if out is not None and not is_another_rank():
         from leviathan.analysis.plots import save_frequency
 
         save_frequency(result, out)
@@ -58,7 +74,7 @@ def evaluate(
         Path | None, typer.Option(help="Folder with the tasks' files; then nothing is downloaded.")
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Samples a task, else all.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Sequences at once.")] = 8,
+    batch_size: BatchSize = 8,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for lm-eval's results and every sample's scores as JSON."),
@@ -71,6 +87,9 @@ def evaluate(
     `--task-data` (jsonl or parquet with the Hub's columns, found by task and split) or, without it,
     fetched from the Hub as any other task of lm-eval. Results are filed beside the run.
 
+    Under `torchrun --nproc-per-node 8 -m leviathan eval …` the ranks share the requests; the
+    results are those of one.
+
     Example: `leviathan eval runs/a --tasks piqa,lambada_openai --task-data data/eval --out scores`
     """
     from leviathan.evaluate.harness import results_table, run_tasks
@@ -81,12 +100,66 @@ def evaluate(
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders; the first is the baseline.")],
-    out: Annotated[Path, typer.Option(help="Folder for report.html and report.json.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Run folders, the first of the baseline; or one study's YAML file or folder.",
+            metavar="RUN...",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for the page, its numbers and its plots.")],
+    allow_unequal: Annotated[
+        bool,
+        typer.Option(
+            "--allow-unequal",
+            help="Also compare runs that differ in data, data order, tokenizer or budget.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compares runs on one HTML page: curves, table, loss by token frequency, costs."""
+    """Compares runs on one HTML page: curves, table, loss by token frequency, tasks, costs.
+
+    Runs of one configuration with several seeds are one arm: figures are then means, with intervals
+    over seeds. A run that saw other data, another order, tokenizer or budget than its partner of
+    the baseline is shown, but no difference to it is computed. OUT gets report.html, report.json,
+    CSV tables and plots/ as SVG and PNG.
+
+    Example: `leviathan report runs/tied runs/leviathan --out report`
+    """
     from leviathan.analysis.report import build_report, terminal_table
 
-    result = build_report(runs, out)
+    result = build_report(runs, out, allow_unequal)
     show(result, as_json, terminal_table)
+
+
+def inspect(
+    checkpoints: Annotated[
+        list[Path],
+        typer.Argument(help="One checkpoint, or two to compare.", metavar="CKPT..."),
+    ],
+    tokens: Annotated[
+        str,
+        typer.Option(help="Tokens whose neighbours to show: `the, def,#42` (text, or # and id)."),
+    ] = "",
+    data: Annotated[
+        Path | None, typer.Option(help="Data set of the token counts, else the run's own.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for inspect.json and the plots as SVG and PNG.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Shows the geometry of the input table: norms by frequency, effective rank, isotropy.
+
+    With two checkpoints of one vocabulary, both side by side, whatever their kinds, and how alike
+    they are. Blanks belong to a token: `' the'` and `the` are two.
+
+    Example: `leviathan inspect runs/tied runs/leviathan --tokens 'def, return' --out geometry`
+    """
+    from leviathan.analysis.inspect import inspect as run
+    from leviathan.analysis.inspect import inspect_text
+    from leviathan.evaluate.input_table import read_tables, token_ids
+
+    tables = read_tables(checkpoints, data)
+    result = run(tables, token_ids(tables[0].tokenizer, tokens), out)
+    show(result, as_json, inspect_text)

@@ -1,11 +1,20 @@
 """What the sub-commands share: arguments, and how a result is printed."""
 
 import json
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+COLLECTIVE = (  # what the ranks of a launch do together, and not each its own
+    "train",
+    "perplexity",
+    "frequency",
+    "eval",
+)
 
 Config = Annotated[Path, typer.Argument(help="YAML configuration.", metavar="CONFIG.yaml")]
 Overrides = Annotated[
@@ -29,10 +38,20 @@ Model = Annotated[
 ]
 
 
+def is_another_rank() -> bool:
+    """True in a rank of a launch for which rank 0 has the word; RANK alone says nothing."""
+    rank = os.environ.get("RANK", "0")
+    launched = os.environ.get("WORLD_SIZE", "1") != "1"
+    together = sys.argv[1:2] and sys.argv[1] in COLLECTIVE
+    return bool(together) and launched and rank.isdecimal() and int(rank) > 0
+
+
 def show(
     result: dict[str, Any], as_json: bool, as_text: Callable[[dict[str, Any]], str] | None = None
 ) -> None:
-    """Prints a result: one JSON line, or as people read it."""
+    """Prints a result, once for all ranks: one JSON line, or as people read it."""
+    if is_another_rank():
+        return
     if as_json:
         print(json.dumps(result, allow_nan=False))
     else:

@@ -69,6 +69,10 @@ class InputEmbeddingConfig(Strict, ABC):
         """How near the size is to the wanted one; None for a kind without a free width."""
         return None
 
+    def cut_by_tp(self) -> dict[str, int]:
+        """What parallel.tp cuts into equal parts beside the vocabulary: field → size."""
+        return {}
+
 
 def nearest_width(field: str, count: Callable[[int], int], target: int) -> int:
     """The width at which `count`, affine in it, comes nearest to `target`.
@@ -246,7 +250,7 @@ class LeviathanConfig(GeneratorConfig):
     kind: Literal["leviathan"] = "leviathan"
     heads: PositiveInt = Field(default=8, description="h: parallel heads summed into E")
     tp: Literal["replicated", "ids", "heads"] = Field(
-        default="replicated",
+        default="ids",  # the fastest: see benchmarks/tensor_parallel.py
         description="under parallel.tp: every rank generates all rows, a share of them, or heads",
     )
     knots: int = Field(default=16, ge=2, description="κ: uniform knots of the quadratic B-spline")
@@ -257,6 +261,10 @@ class LeviathanConfig(GeneratorConfig):
         codebooks = self.digits * lev_base(self, vocabulary) * d
         latent = h * d * d + 3 * h * d
         return codebooks + latent + h * d * self.knots * self.rank + h * self.rank * d_model
+
+    def cut_by_tp(self) -> dict[str, int]:
+        """The heads, in the mode named after them."""
+        return {"heads": self.heads} if self.tp == "heads" else {}
 
 
 class LeviathanV1Config(GeneratorConfig):

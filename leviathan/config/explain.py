@@ -7,6 +7,7 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from leviathan.config.schema import ModelFile, PrepConfig, RunConfig
+from leviathan.config.study import StudyConfig
 
 Path = tuple[str, ...]
 
@@ -14,6 +15,7 @@ _SORTS: dict[type[BaseModel], str] = {
     PrepConfig: "a preparation's configuration, as `leviathan prep` takes it (configs/data)",
     RunConfig: "a run's configuration, as `leviathan train` takes it (configs/run)",
     ModelFile: "a model's configuration, as `leviathan params` takes it (configs/model)",
+    StudyConfig: "a study, as `leviathan study` takes it (configs/experiments)",
 }
 
 

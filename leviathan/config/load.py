@@ -188,6 +188,40 @@ def _override(text: str) -> tuple[tuple[str, ...], Any]:
         ) from None
 
 
+def lay(
+    data: dict[str, Any],
+    origins: Origins,
+    keys: tuple[str, ...],
+    value: Any,
+    where: str = COMMAND_LINE,
+) -> None:
+    """Sets one dotted key of a merged mapping in place, as if `where` had said so.
+
+    Raises:
+        ConfigError: what should be a section is a value.
+    """
+    nested: Any = value
+    for key in reversed(keys):
+        nested = {key: nested}
+    parent: Any = data
+    for key in keys[:-1]:
+        parent = parent.get(key, {}) if isinstance(parent, dict) else None
+    if parent is not None and not isinstance(parent, dict):
+        raise ConfigError(
+            f"{where}: {'.'.join(keys)}: "
+            f"{'.'.join(keys[:-1])} is a value ({parent!r}), not a section"
+        )
+    _merge(data, nested, origins, dict.fromkeys(_paths(nested), where))
+
+
+def _paths(tree: Any, above: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Every key of a nested mapping, as a path."""
+    if not isinstance(tree, dict):
+        return []
+    here = [(*above, str(key)) for key in tree]
+    return here + [path for key in tree for path in _paths(tree[key], (*above, str(key)))]
+
+
 def read_config(path: Path, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], Origins]:
     """The merged but not yet validated mapping, and where each of its keys was written.
 
@@ -198,18 +232,7 @@ def read_config(path: Path, overrides: Sequence[str] = ()) -> tuple[dict[str, An
     merged = _read_file(path, origins)
     for text in overrides:
         keys, value = _override(text)
-        nested: Any = value
-        for key in reversed(keys):
-            nested = {key: nested}
-        parent = merged
-        for key in keys[:-1]:
-            parent = parent.get(key, {}) if isinstance(parent, dict) else None
-        if parent is not None and not isinstance(parent, dict):
-            raise ConfigError(
-                f"{COMMAND_LINE}: {'.'.join(keys)}: "
-                f"{'.'.join(keys[:-1])} is a value ({parent!r}), not a section"
-            )
-        _merge(merged, nested, origins, {})
+        lay(merged, origins, keys, value)
     return merged, origins
 
 

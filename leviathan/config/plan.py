@@ -24,7 +24,8 @@ class RunPlan:
         tp, batch = self.config.parallel.tp, self.config.train.global_batch_size
         if self.world_size % tp:
             raise ConfigError(
-                f"parallel.tp={tp} does not divide the {self.world_size} ranks that were started"
+                f"parallel.tp={tp} does not divide the {self.world_size} ranks that were started: "
+                "start a multiple of it, or set a parallel.tp that divides them"
             )
         if batch < self.dp:
             raise ConfigError(

@@ -5,6 +5,7 @@ and are filled in here, so the resolved YAML always states them. What follows fr
 *and* the world size is in `leviathan.config.plan`.
 """
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -72,6 +73,12 @@ class ModelConfig(Strict):
                 f"vocab_size ({self.vocab_size})"
             )
         return self
+
+    def cut_by_tp(self) -> dict[str, int]:
+        """What parallel.tp cuts into equal parts: name under `model.` → size."""
+        names = ("n_heads", "n_kv_heads", "d_ff", "padded_vocab_size")
+        sizes: dict[str, int] = {name: getattr(self, name) for name in names}
+        return sizes | {f"embedding.{k}": size for k, size in self.embedding.cut_by_tp().items()}
 
 
 class ModelFile(Strict):
@@ -216,20 +223,13 @@ EngineChoice = Annotated[
 class ParallelConfig(Strict):
     """How the world is cut. tp is the innermost axis; the rest is data-parallel."""
 
-    tp: PositiveInt = 1
+    tp: PositiveInt = Field(default=1, description="ranks that share each matrix of the model")
     lost_after_s: PositiveInt = Field(
         default=60, description="a rank silent for so long is lost, and the others end"
     )
     timeout_s: PositiveInt = Field(
         default=1800, description="a collective that takes longer fails: some rank hangs"
     )
-
-    @field_validator("tp")
-    @classmethod
-    def _only_one(cls, tp: int) -> int:
-        if tp != 1:
-            raise ValueError("tensor parallelism is not available yet: set parallel.tp=1")
-        return tp
 
 
 class CheckpointConfig(Strict):
@@ -269,6 +269,19 @@ class RunConfig(Strict):
             raise ValueError(
                 f"optim.warmup_steps ({self.optim.warmup_steps}) must be less than "
                 f"train.steps ({self.train.steps})"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _tp_fits(self) -> "RunConfig":
+        tp, sizes = self.parallel.tp, self.model.cut_by_tp()
+        wrong = [f"model.{name} ({size:,})" for name, size in sizes.items() if size % tp]
+        if wrong:
+            most = math.gcd(*sizes.values())
+            fitting = [str(n) for n in range(1, most + 1) if most % n == 0]
+            raise ValueError(
+                f"parallel.tp={tp} does not divide {', '.join(wrong)}: set parallel.tp to one of "
+                f"{', '.join(fitting)}, or make these multiples of {tp}"
             )
         return self
 

@@ -13,6 +13,7 @@ from leviathan.checkpoint.handle import SaveHandle
 from leviathan.data.stream import Batch
 from leviathan.model.transformer import TokenScores
 from leviathan.parallel.mesh import Mesh
+from leviathan.parallel.tensor import Layout, NamedTensors
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,13 @@ def step_stats(nll: Tensor, squares: float, tokens: int, mesh: Mesh) -> StepStat
     return StepStats(nll_sum / max(1, tokens), norm, tokens, not finite)
 
 
-def squared_norm(gradients: Sequence[Tensor]) -> float:
-    """Σ g² of all, in fp32 within a tensor and fp64 over them; not finite if one of them is not."""
-    norms = [torch.linalg.vector_norm(g, dtype=torch.float32) for g in gradients]
-    return float(torch.stack(norms).double().square().sum()) if norms else 0.0
+def squared_norm(gradients: NamedTensors, layout: Layout) -> float:
+    """Σ g² of all, in fp32 within a tensor and fp64 over them; not finite if one of them is not.
+
+    Summed over tensor-parallel ranks, it counts each element of the whole parameters once.
+    """
+    if not gradients:
+        return 0.0
+    norms = [torch.linalg.vector_norm(g, dtype=torch.float32) for _, g in gradients]
+    squares = torch.stack(norms).double().square()
+    return float(squares @ squares.new_tensor([layout.weight(name) for name, _ in gradients]))

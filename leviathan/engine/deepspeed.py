@@ -24,6 +24,7 @@ from leviathan.errors import ConfigError
 from leviathan.model.transformer import CausalLM, TokenScores
 from leviathan.optim import build_optimizer
 from leviathan.parallel.mesh import Mesh
+from leviathan.parallel.tensor import apply_tp
 
 
 def _import_deepspeed(device: torch.device) -> Any:
@@ -70,10 +71,11 @@ class DeepSpeedEngine:
         config, engine = deepspeed_json(plan), plan.config.engine
         assert isinstance(engine, DeepSpeedConfig)
         deepspeed = _import_deepspeed(mesh.device)
-        self._mesh = mesh
+        self._mesh, self._clip = mesh, plan.config.optim.grad_clip
         self.optimizer_steps = 0
         model = model_factory()
         shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+        self._layout = apply_tp(model, mesh.tp_group)
         rounds = engine.precision == "bf16"
         exact = {n: p.detach().clone() for n, p in model.named_parameters() if rounds}
         prepare_blocks(model, engine)
@@ -84,13 +86,18 @@ class DeepSpeedEngine:
         # bf16 at stage 1 prints its memory while it starts.
         with redirect_stdout(io.StringIO()), _refused_keys(engine.extra):
             self._ds, self._wrapped, _, _ = deepspeed.initialize(
-                model=model, optimizer=self._adamw, config=config
+                model=model,
+                optimizer=self._adamw,
+                config=config,
+                mpu=zero.DataParallel(mesh.dp_group, mesh.dp_rank, mesh.dp),
             )
         self._adamw.veto = False
         stage, rank = engine.zero_stage, mesh.dp_rank
-        shards = zero.shards_of(self._ds.module, self._wrapped, stage, rank, mesh.dp)
+        self._shards = zero.shards_of(self._ds.module, self._wrapped, stage, rank, mesh.dp)
         background = plan.config.checkpoint.background
-        self._state = ShardedState(shards, shapes, self._adamw, mesh, background)
+        self._state = ShardedState(
+            self._shards, shapes, self._layout, self._adamw, mesh, background
+        )
         if exact:
             # DeepSpeed makes the masters from weights that it has rounded already.
             self._state.fill_weights(exact)
@@ -119,19 +126,21 @@ class DeepSpeedEngine:
             self._ds.backward(loss_sum * scale, scale_wrt_gas=False)
         stats = step_stats(nll, self._gradient_squares(), tokens, mesh)
         self._adamw.veto = stats.skipped
+        self._adamw.clip(stats.grad_norm, self._clip)
         self._ds.step()
         self._adamw.veto = False
         self.optimizer_steps += not stats.skipped
         return stats
 
     def _gradient_squares(self) -> float:
-        """This rank's summand of the squared global gradient norm.
+        """This rank's summand of the squared global norm of the gradients, which it settles.
 
         DeepSpeed looks for infinities in some stages and precisions only, so this serves as the
         finite check of all.
         """
-        gradients, replicated = zero.reduced_gradients(self._ds.module, self._wrapped)
-        squares = squared_norm(gradients)
+        gradients, replicated = zero.reduced_gradients(self._ds.module, self._wrapped, self._shards)
+        self._layout.settle(gradients)
+        squares = squared_norm(gradients, self._layout)
         return squares / self._mesh.dp if replicated else squares
 
     @torch.no_grad()

@@ -15,6 +15,7 @@ RESERVED = {
     "amp": "engine.precision",
     "torch_autocast": "engine.precision",
     "train_batch_size": "train.global_batch_size",
+    "gradient_clipping": "optim.grad_clip",
     "tensor_parallel": "parallel.tp",
     "managed_gradient_accumulation": "train.micro_batch_size",
 }
@@ -26,13 +27,14 @@ def deepspeed_json(plan: RunPlan) -> dict[str, Any]:
     Raises:
         ConfigError: a key of `engine.extra` contradicts what follows from the plan, or cannot be.
     """
-    engine, optim = plan.config.engine, plan.config.optim
+    engine = plan.config.engine
     assert isinstance(engine, DeepSpeedConfig)
     derived: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": plan.config.train.micro_batch_size,
         "gradient_accumulation_steps": plan.micro_batches,
-        "gradient_clipping": optim.grad_clip,
-        "zero_optimization": {"stage": engine.zero_stage},
+        "gradient_clipping": 0.0,  # AdamW clips: its norm counts tensor-parallel ranks rightly
+        # Partitions in another order would be read and saved wrongly.
+        "zero_optimization": {"stage": engine.zero_stage, "round_robin_gradients": False},
         "zero_allow_untested_optimizer": True,  # ours is torch's AdamW with a veto
         "communication_data_type": "fp32",
         "bf16": {"enabled": engine.precision == "bf16"},

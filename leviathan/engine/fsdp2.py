@@ -21,6 +21,7 @@ from leviathan.errors import ConfigError
 from leviathan.model.transformer import CausalLM, TokenScores
 from leviathan.optim import build_optimizer
 from leviathan.parallel.mesh import Mesh
+from leviathan.parallel.tensor import NamedTensors, apply_tp
 
 
 class Fsdp2Engine:
@@ -43,6 +44,8 @@ class Fsdp2Engine:
         self.optimizer_steps = 0
         model = model_factory()
         shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+        self._layout = apply_tp(model, mesh.tp_group)
+        parts = {name: tuple(p.shape) for name, p in model.named_parameters()}
         prepare_blocks(model, engine)
         policy = MixedPrecisionPolicy()
         if engine.precision == "bf16":
@@ -58,9 +61,9 @@ class Fsdp2Engine:
         ours = {id(self._rows[name]): p for name, p in self._masters.items()}
         for group in self._adamw.param_groups:
             group["params"] = [ours[id(p)] for p in group["params"] if id(p) in ours]
-        shards = [self._shard_of(name, shapes[name]) for name in self._masters]
+        shards = [self._shard_of(name, parts[name]) for name in self._masters]
         background = plan.config.checkpoint.background
-        self._state = ShardedState(shards, shapes, self._adamw, mesh, background)
+        self._state = ShardedState(shards, shapes, self._layout, self._adamw, mesh, background)
 
     def _shard_of(self, name: str, shape: tuple[int, ...]) -> Shard:
         """FSDP2 cuts the first dimension into equal parts, of which the last may be smaller."""
@@ -93,25 +96,25 @@ class Fsdp2Engine:
             nll += loss_sum.detach()
             (loss_sum * scale).backward()
         gradients = self._take_gradients()
-        stats = step_stats(nll, squared_norm(gradients) / self._replicas, tokens, mesh)
+        self._layout.settle(gradients)
+        squares = squared_norm(gradients, self._layout) / self._replicas
+        stats = step_stats(nll, squares, tokens, mesh)
         if not stats.skipped:
-            self._update(gradients, stats.grad_norm, lr)
+            self._update(stats.grad_norm, lr)
         for master in self._masters.values():
             master.grad = None
         return stats
 
-    def _take_gradients(self) -> list[Tensor]:
+    def _take_gradients(self) -> NamedTensors:
         """Moves the reduced gradients of this rank's rows to where AdamW looks for them."""
         for name, rows in self._rows.items():
             if name in self._masters and rows.grad is not None:
                 self._masters[name].grad = _local(rows.grad)
             rows.grad = None
-        return [p.grad for p in self._masters.values() if p.grad is not None]
+        return [(name, p.grad) for name, p in self._masters.items() if p.grad is not None]
 
-    def _update(self, gradients: list[Tensor], norm: float, lr: float) -> None:
-        factor = self._clip / (norm + 1e-6)
-        if factor < 1:
-            torch._foreach_mul_(gradients, factor)  # pyright: ignore[reportPrivateImportUsage]
+    def _update(self, norm: float, lr: float) -> None:
+        self._adamw.clip(norm, self._clip)
         for group in self._adamw.param_groups:
             group["lr"] = lr
         self._adamw.step()

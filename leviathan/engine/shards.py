@@ -1,26 +1,29 @@
 """What every engine holds of the model, as flat slices of fp32 masters, and what is done with them.
 
 However an engine cuts parameters up, a rank's part of one is a run of its elements in row-major
-order: a ZeRO partition, some rows of an FSDP2 shard, or all of it. Saving, loading and assembling
-whole parameters need to know no more.
+order: a ZeRO partition, some rows of an FSDP2 shard, or all of it. Under tensor parallelism that is
+a run of the elements of a part. Saving, loading and assembling whole parameters need to know no
+more.
 """
 
-import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from leviathan.checkpoint.boxes import Slice, check_tensors, load_slices, save_slices
+from leviathan.checkpoint.boxes import Box, Slice, check_tensors, load_slices, save_slices
 from leviathan.checkpoint.handle import SaveHandle
 from leviathan.checkpoint.layout import read_state
 from leviathan.checkpoint.load import WEIGHTS
 from leviathan.engine.base import ParamState
+from leviathan.model.shards import Peers
+from leviathan.model.shards import Shard as Cut
 from leviathan.optim import GuardedAdamW
 from leviathan.parallel.mesh import Mesh
+from leviathan.parallel.tensor import Layout
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 PREFIXES = (WEIGHTS, *(f"optim.{key}." for key in MOMENTS))  # of names in a checkpoint
@@ -31,27 +34,43 @@ class Shard:
     """The part of one parameter that this rank's AdamW updates."""
 
     name: str
-    shape: tuple[int, ...]
-    start: int  # of the flattened parameter
+    shape: tuple[int, ...]  # as this rank's model has it: under tensor parallelism perhaps a part
+    start: int  # of the parameter, flattened
     count: int
     master: Tensor  # fp32, any shape: what AdamW knows as a parameter
     offset: int  # of the flattened master
     copy: int = 0  # which of `copies` equal ones, each held by other ranks, this is
     copies: int = 1
+    within: Box | None = None  # the part of the whole parameter that `shape` is; None: all of it
+
+    def among(self, peers: Peers, cut: Cut | None) -> "Shard":
+        """The same shard, with its place among tensor-parallel peers.
+
+        Args:
+            peers: ranks that have the other parts of the parameter, or the same one.
+            cut: how it is cut; None: it is whole on all of them.
+        """
+        if cut is None:
+            copy = self.copy * peers.size + peers.rank
+            return replace(self, copy=copy, copies=self.copies * peers.size)
+        offsets = [0] * len(self.shape)
+        offsets[cut.dim] = peers.rank * self.shape[cut.dim]
+        return replace(self, within=Box(tuple(offsets), self.shape))
 
     @property
     def weight(self) -> Tensor:
         """[count] view of the fp32 master."""
-        return self._cut(self.master.detach())
+        return self.of(self.master.detach())
 
     def tensors(self, optimizer: GuardedAdamW) -> dict[str, Tensor]:
         """Prefix in a checkpoint → [count] view of what is held: weight and both moments."""
         state = _state_of(optimizer, self.master)
         return dict(
-            zip(PREFIXES, (self.weight, *(self._cut(state[k]) for k in MOMENTS)), strict=True)
+            zip(PREFIXES, (self.weight, *(self.of(state[k]) for k in MOMENTS)), strict=True)
         )
 
-    def _cut(self, whole: Tensor) -> Tensor:
+    def of(self, whole: Tensor) -> Tensor:
+        """[count] view of what this shard is in a tensor as large as the master."""
         return whole.view(-1).narrow(0, self.offset, self.count)
 
 
@@ -72,6 +91,7 @@ class ShardedState:
     Args:
         shards: in the order of `shapes`; parameters of which nothing is held are left out.
         shapes: canonical name → whole shape, of all parameters.
+        layout: how tensor-parallel ranks share the parameters.
         optimizer: whose moments these are.
         mesh: the ranks among which they lie.
         background: whether `save` returns as soon as it has a copy.
@@ -81,11 +101,13 @@ class ShardedState:
         self,
         shards: list[Shard],
         shapes: Mapping[str, tuple[int, ...]],
+        layout: Layout,
         optimizer: GuardedAdamW,
         mesh: Mesh,
         background: bool,
     ) -> None:
-        self._shards, self._shapes = shards, shapes
+        self._shards = [s.among(layout.peers, layout.cut(s.name)) for s in shards]
+        self._shapes = shapes
         self._optimizer, self._mesh = optimizer, mesh
         self._background = background
         self._copies: dict[str, Tensor] = {}  # kept: fresh pages cost more than the copying
@@ -114,7 +136,7 @@ class ShardedState:
         return updates
 
     def fill_weights(self, whole: Mapping[str, Tensor]) -> None:
-        """Sets the masters to whole parameters that every rank has."""
+        """Sets the masters to the parameters as the rank's model has them, unsharded."""
         for shard in self._shards:
             part = whole[shard.name].reshape(-1).narrow(0, shard.start, shard.count)
             shard.weight.copy_(part)
@@ -123,22 +145,27 @@ class ShardedState:
         """Whole fp32 parameters and moments, assembled one parameter at a time. Collective."""
         held = {shard.name: shard for shard in self._shards}
         for name, shape in self._shapes.items():
-            whole = torch.zeros(3, math.prod(shape), device=self._mesh.device)
+            whole = torch.zeros(3, *shape, device=self._mesh.device)
             shard = held.get(name)
             if shard is not None and shard.copy == 0:
-                for row, flat in zip(whole, shard.tensors(self._optimizer).values(), strict=True):
-                    row[shard.start : shard.start + shard.count] = flat
+                for row, piece in zip(whole, self._slices_of(shard), strict=True):
+                    for box in piece.boxes():
+                        box.of(row).copy_(box.from_flat(piece.flat))
             dist.all_reduce(whole)  # the slices do not overlap: adding zeros is exact
-            yield ParamState(name, *whole.cpu().view(3, *shape))
+            yield ParamState(name, *whole.cpu())
 
     def _slices(self, divide: bool) -> Iterator[Slice]:
         for shard in self._shards:
-            first, last = 0, shard.count
-            if divide:
-                first = shard.count * shard.copy // shard.copies
-                last = shard.count * (shard.copy + 1) // shard.copies
-            for key, flat in shard.tensors(self._optimizer).items():
-                yield Slice(key + shard.name, shard.shape, shard.start + first, flat[first:last])
+            copy, copies = (shard.copy, shard.copies) if divide else (0, 1)
+            first, last = (shard.count * c // copies for c in (copy, copy + 1))
+            for piece in self._slices_of(shard):
+                yield replace(piece, start=piece.start + first, flat=piece.flat[first:last])
+
+    def _slices_of(self, shard: Shard) -> Iterator[Slice]:
+        """Weight and both moments."""
+        shape = self._shapes[shard.name]
+        for prefix, flat in shard.tensors(self._optimizer).items():
+            yield Slice(prefix + shard.name, shape, shard.start, flat, shard.within)
 
     def _copied(self, piece: Slice) -> Slice:
         """The same on the CPU, in memory that training does not touch."""
@@ -147,4 +174,4 @@ class ShardedState:
             copy = torch.empty_like(piece.flat, device="cpu")
             self._copies[piece.key] = copy
         copy.copy_(piece.flat)
-        return Slice(piece.key, piece.shape, piece.start, copy)
+        return replace(piece, flat=copy)

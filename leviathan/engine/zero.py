@@ -5,13 +5,52 @@ masters does this rank hold, and which reduced gradients? Nothing here imports D
 is what `deepspeed.initialize` made of our optimizer.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+import torch.distributed as dist
+from torch import nn
 
 from leviathan.engine.shards import Shard
+from leviathan.parallel.tensor import NamedTensors
+
+
+@dataclass(frozen=True)
+class DataParallel:
+    """What DeepSpeed calls an mpu: the ranks among which it divides the work.
+
+    Tensor-parallel ranks are kept from it. It would only use them for norms and clipping, and those
+    are ours; so to DeepSpeed each of them is a model of its own.
+    """
+
+    group: dist.ProcessGroup
+    rank: int
+    size: int
+
+    def get_data_parallel_group(self) -> dist.ProcessGroup:
+        """Ranks with the same part of the model."""
+        return self.group
+
+    def get_data_parallel_rank(self) -> int:
+        """This rank's place among them."""
+        return self.rank
+
+    def get_data_parallel_world_size(self) -> int:
+        """Their number."""
+        return self.size
+
+    def get_model_parallel_group(self) -> None:
+        """None that DeepSpeed need know of."""
+
+    def get_model_parallel_rank(self) -> int:
+        """0."""
+        return 0
+
+    def get_model_parallel_world_size(self) -> int:
+        """1."""
+        return 1
 
 
 def shards_of(module: nn.Module, wrapped: Any, stage: int, rank: int, ranks: int) -> list[Shard]:
@@ -56,22 +95,32 @@ def _stage_three(module: nn.Module, wrapped: Any, rank: int) -> Iterator[Shard]:
         yield Shard(name, tuple(p.ds_shape), start, count, flat, offset)
 
 
-def reduced_gradients(module: nn.Module, wrapped: Any) -> tuple[list[Tensor], bool]:
+def reduced_gradients(
+    module: nn.Module, wrapped: Any, shards: Sequence[Shard]
+) -> tuple[NamedTensors, bool]:
     """After the last backward pass of a step: its gradients, and whether all ranks hold the same.
 
-    Sharded lists may hold padding, which is zero. With the optimizer on the CPU, the masters there
-    have got them already.
+    What is written into them, the step will use. Pieces may end with padding, which is zero.
     """
-    if getattr(wrapped, "cpu_offload", False):
-        return [p.grad for p in wrapped.single_partition_of_fp32_groups], False
-    if getattr(wrapped, "offload_optimizer", False):
-        return [p.grad for p in wrapped.fp32_partitioned_groups_flat], False
+    if getattr(wrapped, "cpu_offload", False) or getattr(wrapped, "offload_optimizer", False):
+        # The masters on the CPU have got them already.
+        return [(s.name, s.of(s.master.grad)) for s in shards if s.master.grad is not None], False
     if hasattr(wrapped, "averaged_gradients"):
-        shards = wrapped.averaged_gradients.values()
-        return [g for group in shards for g in group or () if g is not None], False
-    if hasattr(wrapped, "fp32_groups_gradients_flat"):
-        return list(wrapped.fp32_groups_gradients_flat), True
-    return [p.grad for p in module.parameters() if p.grad is not None], True
+        parameters = getattr(wrapped, "params_in_partition", None) or wrapped.fp16_groups
+        return _named(module, parameters, wrapped.averaged_gradients), False
+    if hasattr(wrapped, "fp32_groups_gradients"):
+        return _named(module, wrapped.bf16_groups, wrapped.fp32_groups_gradients), True
+    return [(n, p.grad) for n, p in module.named_parameters() if p.grad is not None], True
+
+
+def _named(module: nn.Module, parameters: Any, gradients: Any) -> NamedTensors:
+    """Lists of gradients by group, each in the order of its parameters; padding may follow them."""
+    names = {id(p): name for name, p in module.named_parameters()}
+    return [
+        (names[id(p)], gradient)
+        for number, group in enumerate(parameters)
+        for p, gradient in zip(group, gradients[number] or (), strict=False)
+    ]
 
 
 def masters_to_model(wrapped: Any) -> None:

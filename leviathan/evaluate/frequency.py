@@ -1,5 +1,6 @@
 """Loss by how often the target occurs in the training split, for one or several checkpoints."""
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -7,13 +8,15 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from leviathan.console import as_text
-from leviathan.data.files import check_file
+from leviathan.console import as_text, progress_bar
+from leviathan.data.dataset import Dataset
+from leviathan.data.files import check_file, write_atomic
 from leviathan.data.format import COUNTS_FILE
 from leviathan.errors import DataError
+from leviathan.evaluate.ranks import Ranks, joined
 from leviathan.evaluate.scoring import (
+    Described,
     Loaded,
-    data_identity,
     describe,
     load_described,
     open_data,
@@ -33,11 +36,13 @@ def frequency(
     """Sorts the loss on a split by the training frequency of its targets.
 
     Each run folder gets `frequency.json` and `frequency.npz` (sums by document and bucket, from
-    which any two runs can be paired later); `out` gets one `frequency.json` of all of them.
+    which any two runs can be paired later); `out` gets one `frequency.json` of all of them. Started
+    by a launcher, the ranks share the batches.
 
     Args:
         checkpoints: whatever `resolve_checkpoint` takes; the first is the baseline.
-        data: a prepared data set, the one whose training split the models saw.
+        data: a prepared data set, or one in the foreign format of the first model's run: the one
+            whose training split the models saw.
         out: a folder for the common result.
         split: `val` or `train`.
         batch_size: sequences at once.
@@ -50,16 +55,18 @@ def frequency(
         CheckpointError: no whole checkpoint there.
         DataError: the data set is damaged, empty, or does not fit a model.
     """
+    ranks = joined()
     if out is not None:
-        check_file(out / "frequency.json")
-    described = [describe(path) for path in checkpoints]
-    for found in described:  # the last one's faults are told before the first one is scored
-        read_counts(data, open_data(found, data, split).vocab_size)
+        ranks.agreed(lambda: check_file(out / "frequency.json"))
+    described = [describe(path, ranks) for path in checkpoints]
+    # The last one's faults are told before the first one is scored.
+    sets = [ranks.each(lambda found=found: open_data(found, data, split)) for found in described]
+    counts = token_counts(described[0], sets[0], ranks)
     results, strata, labels = [], [], []
-    for found in described:
-        loaded = load_described(found)
+    for found, dataset in zip(described, sets, strict=True):
+        loaded = load_described(found, ranks)
         labels.append(_label(loaded, labels))
-        strata.append(_score(loaded, data, split, batch_size, labels[-1]))
+        strata.append(_score(loaded, dataset, counts, split, batch_size, labels[-1]))
         results.append({"label": labels[-1], **_tables(strata[-1]), **loaded.identity})
         _file(loaded, results[-1], strata[-1])
     pairs = [
@@ -67,18 +74,53 @@ def frequency(
         for label, other in zip(labels[1:], strata[1:], strict=True)
     ]
     result = {"runs": results, "pairs": pairs, "data": str(data), "split": split}
-    if out is not None:
+    if out is not None and ranks.rank == 0:
         write_json(out / "frequency.json", result)
     return result
 
 
-def read_counts(data: Path, vocab_size: int) -> np.ndarray:
+def token_counts(found: Described, data: Dataset, ranks: Ranks) -> np.ndarray:
+    """Occurrences of every id in the training split, [V] int64: as prepared, or counted now.
+
+    A foreign data set does not bring them. Its rows are counted once, each rank some of them, and
+    the sums kept beside the run.
+
+    Raises:
+        DataError: the file or a row is damaged.
+    """
+    info = data.info
+    if data.format is None:
+        return ranks.each(lambda: read_counts(data.path / COUNTS_FILE, info.vocab_size))
+    results = found.result_dir()
+    kept = results and results.parent / f"token_counts-{info.fingerprint[:16]}.npy"
+    if kept and ranks.agreed(kept.is_file):
+        return ranks.each(lambda: read_counts(kept, info.vocab_size))
+    shares = ranks.map(lambda rank: _count(data, rank, ranks.world_size), ranks.all)
+    counts = np.sum(shares, axis=0)
+    if kept and ranks.rank == 0:
+        buffer = io.BytesIO()
+        np.save(buffer, counts)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(kept, buffer.getvalue())
+    return counts
+
+
+def _count(data: Dataset, first: int, step: int) -> np.ndarray:
+    rows, counts = data.rows("train"), np.zeros(data.info.vocab_size, np.int64)
+    with progress_bar("Counting tokens, once", total=len(rows)) as bar:
+        for number in range(first, len(rows), step):
+            row = rows[number]
+            np.add.at(counts, row.tokens[: row.n_valid], 1)
+            bar.advance(step)
+    return counts
+
+
+def read_counts(file: Path, vocab_size: int) -> np.ndarray:
     """Occurrences of every id in the training split, [V] int64.
 
     Raises:
         DataError: the file is missing, damaged, or of another vocabulary.
     """
-    file = Path(data) / COUNTS_FILE
     try:
         counts = np.load(file, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
@@ -106,16 +148,15 @@ def _label(loaded: Loaded, taken: Sequence[str]) -> str:
     return name if name not in taken else f"{name} #{len(taken) + 1}"
 
 
-def _score(loaded: Loaded, data: Path, split: str, batch_size: int, label: str) -> Strata:
-    info = open_data(loaded, data, split)
-    counts = read_counts(data, info.vocab_size)
+def _score(
+    loaded: Loaded, data: Dataset, counts: np.ndarray, split: str, batch_size: int, label: str
+) -> Strata:
     buckets = {scale: bucket_of(counts, scale) for scale in SCALES}
     sums = _Sums()
-    for scored in score_split(loaded, info, data, split, batch_size, f"Frequency, {label}"):
+    for scored in score_split(loaded, data, split, batch_size, f"Frequency, {label}"):
         for scale in SCALES:
             sums.add(scale, scored.documents, buckets[scale][scored.targets], scored.nll)
-    identity = data_identity(info, data, split)
-    return sums.strata(f"{split} of {identity['fingerprint']}")
+    return sums.strata(f"{split} of {data.info.fingerprint}")
 
 
 class _Sums:
@@ -159,7 +200,7 @@ def _tables(strata: Strata) -> dict[str, Any]:
 
 def _file(loaded: Loaded, result: dict[str, Any], strata: Strata) -> None:
     directory = loaded.result_dir()
-    if directory is not None:
+    if directory is not None and loaded.ranks.rank == 0:
         directory.mkdir(parents=True, exist_ok=True)
         strata.save(directory / "frequency.npz")
         write_json(directory / "frequency.json", result)

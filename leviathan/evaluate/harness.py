@@ -11,9 +11,10 @@ The only module that imports lm_eval. Rules that the scores follow:
 import difflib
 import json
 import math
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -34,6 +35,7 @@ from leviathan.data.tokenizer import Tokenizer
 from leviathan.errors import ConfigError, DataError
 from leviathan.evaluate.definitions import defined, definitions
 from leviathan.evaluate.offline import dataset_cache, offline
+from leviathan.evaluate.ranks import Ranks, joined
 from leviathan.evaluate.results import plain, results_table, voided
 from leviathan.evaluate.rows import Pair, RowScorer
 from leviathan.evaluate.scoring import open_checkpoint, write_json
@@ -53,6 +55,9 @@ DEFAULT_NEW_TOKENS = 256
 class LeviathanLM(TemplateLM):
     """A native checkpoint as lm-eval sees it.
 
+    Several ranks share the batches here, below lm-eval: each of them sees all requests and all
+    scores, so that metrics and files are those of one rank.
+
     Attributes:
         rows: scores token ids; counts the contexts that it had to cut.
         spanning: requests in which a token spans the border of context and continuation.
@@ -60,10 +65,16 @@ class LeviathanLM(TemplateLM):
         rolled: summed log-likelihood and tokens of whole texts, by task.
     """
 
-    def __init__(self, model: CausalLM, tokenizer: Tokenizer, batch_size: int = 8) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        tokenizer: Tokenizer,
+        batch_size: int = 8,
+        ranks: Ranks | None = None,
+    ) -> None:
         super().__init__()
         self.encoding = tokenizer
-        self.rows = RowScorer(model, tokenizer.end_of_text, batch_size)
+        self.rows = RowScorer(model, tokenizer.end_of_text, batch_size, ranks)
         self.spanning = 0
         self.not_finite: set[str] = set()
         self.rolled: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
@@ -136,7 +147,7 @@ class LeviathanLM(TemplateLM):
         Raises:
             ConfigError: the task asks for sampling.
         """
-        streams, contexts, lengths = [], [], []
+        contexts, stops, lengths = [], [], []
         for request in requests:
             context, options = request.arguments
             if options.get("do_sample") and options.get("temperature", 1):
@@ -145,16 +156,26 @@ class LeviathanLM(TemplateLM):
                     "generation is available: set do_sample: false in its YAML"
                 )
             until = options.get("until") or []
-            streams.append(TextStream(self.encoding, [until] if isinstance(until, str) else until))
-            contexts.append([self.prefix_token_id, *self.encoding.encode(context)])
+            stops.append([until] if isinstance(until, str) else until)
             lengths.append(int(options.get("max_gen_toks", DEFAULT_NEW_TOKENS)))
+            ids = [self.prefix_token_id, *self.encoding.encode(context)]
+            contexts.append(self.rows.leave_room(ids, lengths[-1]))
+        batches = list(self._alike(contexts, lengths))
         with progress_bar("Generating", total=len(requests)) as bar:
-            for batch in self._alike(contexts, lengths):
-                self._generate(
-                    [contexts[i] for i in batch], [streams[i] for i in batch], lengths[batch[0]]
-                )
-                bar.advance(len(batch))
-        return [stream.text for stream in streams]
+
+            def texts(batch: list[int]) -> list[str]:
+                streams = [TextStream(self.encoding, stops[i]) for i in batch]
+                self._generate([contexts[i] for i in batch], streams, lengths[batch[0]])
+                bar.advance(len(batch) * self.rows.ranks.world_size)
+                return [stream.text for stream in streams]
+
+            made = self.rows.ranks.map(texts, batches)
+        found = {
+            place: text
+            for batch, said in zip(batches, made, strict=True)
+            for place, text in zip(batch, said, strict=True)
+        }
+        return [found[place] for place in range(len(requests))]
 
     def _alike(self, contexts: Sequence[list[int]], lengths: list[int]) -> Iterator[list[int]]:
         """Batches of requests for as many new tokens and with contexts of like length."""
@@ -191,6 +212,8 @@ def run_tasks(
 ) -> dict[str, Any]:
     """Runs lm-eval tasks on a checkpoint and files `lm_eval.json` beside the run.
 
+    Started by a launcher, its ranks share the batches; the result is that of one.
+
     Args:
         checkpoint: whatever `resolve_checkpoint` takes, or a Hugging Face Llama folder.
         tasks: names, of `eval/*.yaml` or of lm-eval's own tasks.
@@ -213,11 +236,12 @@ def run_tasks(
         raise ConfigError("no task is named: give --tasks, as in `--tasks next_line`")
     if limit is not None and limit < 1:
         raise ConfigError(f"--limit {limit}: expected 1 or more samples a task")
+    ranks = joined()
     if out is not None:
-        check_folder(out)
-    own = definitions(tasks, task_data, BUILTIN)
-    loaded = open_checkpoint(checkpoint)
-    model = LeviathanLM(loaded.model, loaded.tokenizer, batch_size)
+        ranks.agreed(lambda: check_folder(out))
+    own = ranks.each(lambda: definitions(tasks, task_data, BUILTIN))
+    loaded = open_checkpoint(checkpoint, ranks)
+    model = LeviathanLM(loaded.model, loaded.tokenizer, batch_size, ranks)
     result, samples = evaluate_model(model, tasks, own, task_data is not None, limit)
     for task in sorted(model.not_finite):
         say(f"{task}: the model gave scores that are not finite; its metrics are void", "bold red")
@@ -234,7 +258,7 @@ def run_tasks(
         "batch_size": batch_size,
     }
     loaded.file(RESULTS, result)
-    if out is not None:
+    if out is not None and ranks.rank == 0:
         write_json(out / RESULTS, result)
         for task, lines in samples.items():
             text = "".join(json.dumps(plain(line), ensure_ascii=False) + "\n" for line in lines)
@@ -263,7 +287,8 @@ def evaluate_model(
             if task.get_config("num_fewshot") is None:
                 task.set_config(key="num_fewshot", value=0)
             task.set_fewshot_seed(seed=FEWSHOT_SEED)
-        results = evaluate(model, found, limit=limit, log_samples=True, bootstrap_iters=1_000)
+        with redirect_stdout(sys.stderr):  # lm-eval tells of its bootstrap among the results
+            results = evaluate(model, found, limit=limit, log_samples=True, bootstrap_iters=1_000)
     assert results is not None
     samples: Any = results.pop("samples", {})
     return plain(results), samples

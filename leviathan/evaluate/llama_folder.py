@@ -28,6 +28,9 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "attention_bias": (False, None),
     "mlp_bias": (False, None),
     "pretraining_tp": (1, None),
+    "partial_rotary_factor": (1, None),
+    "sliding_window": (None,),
+    "quantization_config": (None,),
 }
 
 

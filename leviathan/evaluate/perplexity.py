@@ -10,6 +10,7 @@ from rich.table import Table
 from leviathan.console import as_text
 from leviathan.data.tokenizer import Tokenizer
 from leviathan.errors import ConfigError
+from leviathan.evaluate.ranks import joined
 from leviathan.evaluate.scoring import data_identity, open_checkpoint, open_data, score_split
 
 
@@ -22,12 +23,14 @@ def perplexity(
 ) -> dict[str, Any]:
     """Scores every target of a split once and files the result beside the run.
 
+    Started by a launcher, its ranks share the batches; the result is that of one, to the bit.
+
     Bits per byte divides the loss of all targets, end-of-text included, by the bytes of the text
     that they stand for; end-of-text stands for none. It compares models of different tokenizers.
 
     Args:
         checkpoint: whatever `resolve_checkpoint` takes.
-        data: a prepared data set.
+        data: a prepared data set, or one in the foreign format of the run's own.
         split: `val` or `train`.
         batch_size: sequences at once.
         stride: move the window by so many tokens, 1 to the context's length; left out, rows are
@@ -42,17 +45,20 @@ def perplexity(
         ConfigError: a stride longer than the context.
         DataError: the data set is damaged, empty, or does not fit the model.
     """
-    loaded = open_checkpoint(checkpoint)
-    info = open_data(loaded, data, split)
+    ranks = joined()
+    loaded = open_checkpoint(checkpoint, ranks)
+    dataset = ranks.each(lambda: open_data(loaded, data, split))
+    info = dataset.info
     if stride is not None and not 1 <= stride <= info.seq_len:
         raise ConfigError(
             f"--stride {stride}: expected 1 to the context's {info.seq_len} tokens, "
             f"{max(1, info.seq_len // 4)} for instance"
         )
-    lengths = token_bytes(loaded.tokenizer)
+    lengths = np.zeros(info.vocab_size, dtype=np.int64)
+    lengths[: loaded.tokenizer.vocab_size] = token_bytes(loaded.tokenizer)
     subsets = len(info.subsets)
     nats, tokens, octets = np.zeros(subsets), np.zeros(subsets), np.zeros(subsets)
-    for scored in score_split(loaded, info, data, split, batch_size, "Perplexity", stride):
+    for scored in score_split(loaded, dataset, split, batch_size, "Perplexity", stride):
         nats += np.bincount(scored.subsets, scored.nll, subsets)
         tokens += np.bincount(scored.subsets, minlength=subsets)
         octets += np.bincount(scored.subsets, lengths[scored.targets], subsets)

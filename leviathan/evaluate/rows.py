@@ -1,12 +1,14 @@
 """Log-likelihoods and greedy continuations of token rows of any length, in batches."""
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
 
 from leviathan.console import progress_bar
 from leviathan.errors import DataError
+from leviathan.evaluate.ranks import Ranks
 from leviathan.model.decode import OnToken, generate, materialised
 from leviathan.model.head import TokenScores
 from leviathan.model.transformer import IGNORE, CausalLM
@@ -18,13 +20,17 @@ class RowScorer:
     """Scores (context, continuation) pairs with a model, `batch_size` rows at once.
 
     Rows are padded on the right, where a causal model cannot look, so no score depends on the
-    batch. What does not fit the model is cut from the left and counted in `truncated`.
+    batch. What does not fit the model is cut from the left and counted in `truncated`. Several
+    ranks share the batches.
     """
 
-    def __init__(self, model: CausalLM, padding: int, batch_size: int) -> None:
+    def __init__(
+        self, model: CausalLM, padding: int, batch_size: int, ranks: Ranks | None = None
+    ) -> None:
         self.model = materialised(model.eval())  # one look-up a token from here on
         self.padding = padding
         self.batch_size = batch_size
+        self.ranks = ranks or Ranks()
         self.max_length = model.config.seq_len
         self.device = next(model.parameters()).device
         self.truncated = 0
@@ -39,26 +45,30 @@ class RowScorer:
         # Long rows first: a batch too large for the memory fails at once; and rows of like length
         # share a batch, so that little of it is padding.
         order = sorted(range(len(rows)), key=lambda index: -len(rows[index][0]))
-        results: dict[int, tuple[float, bool]] = {}
+        size = self.batch_size
+        batches = [order[start : start + size] for start in range(0, len(order), size)]
         with progress_bar("Log-likelihoods", total=len(rows)) as bar:
-            for start in range(0, len(order), self.batch_size):
-                batch = order[start : start + self.batch_size]
-                scores = self._score_batch([rows[index] for index in batch])
-                results |= zip(batch, scores, strict=True)
-                bar.advance(len(batch))
+
+            def score_batch(batch: list[int]) -> list[tuple[float, bool]]:
+                scores = list(self._score_batch([rows[index] for index in batch]))
+                bar.advance(len(batch) * self.ranks.world_size)
+                return scores
+
+            scored = self.ranks.map(score_batch, batches)
+        results = dict(zip(order, chain.from_iterable(scored), strict=True))
         return [results[index] for index in range(len(rows))]
+
+    def leave_room(self, context: list[int], new_tokens: int) -> list[int]:
+        """The context cut so that `new_tokens` fit behind it, if the model has room for them."""
+        room = max(1, self.max_length - new_tokens)
+        self.truncated += len(context) > room
+        return context[-room:]
 
     def generate(
         self, contexts: Sequence[list[int]], new_tokens: int, end: int, on_token: OnToken
     ) -> None:
-        """Greedy continuations, one batch; see `leviathan.model.decode.generate`.
-
-        A context is cut so that `new_tokens` fit behind it, if the model has room for them at all.
-        """
-        room = max(1, self.max_length - new_tokens)
-        self.truncated += sum(len(context) > room for context in contexts)
-        rows = [context[-room:] for context in contexts]
-        generate(self.model, rows, new_tokens, end, on_token)
+        """Greedy continuations, one batch; see `leviathan.model.decode.generate`."""
+        generate(self.model, contexts, new_tokens, end, on_token)
 
     def _row(self, context: list[int], continuation: list[int]) -> tuple[list[int], int]:
         """Ids of one row, and how many at its end are scored."""

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +11,12 @@ import torch
 
 from leviathan.checkpoint.layout import CHECKPOINTS, step_of
 from leviathan.checkpoint.load import read_model, read_run_config, whole_checkpoint
-from leviathan.config.schema import ModelConfig
+from leviathan.config.schema import DataConfig, ModelConfig
 from leviathan.console import progress_bar
+from leviathan.data.dataset import Dataset, open_dataset
 from leviathan.data.files import check_folder, write_atomic
-from leviathan.data.format import DatasetInfo
-from leviathan.data.stream import check_fits, eval_batches
+from leviathan.data.format import DATASET_FILE, DatasetInfo
+from leviathan.data.stream import Batch, check_fits, eval_batches
 from leviathan.data.tokenizer import Tokenizer, load_tokenizer
 from leviathan.errors import CheckpointError, DataError
 from leviathan.evaluate.llama_folder import (
@@ -24,6 +25,7 @@ from leviathan.evaluate.llama_folder import (
     read_llama_model,
     read_llama_tokenizer,
 )
+from leviathan.evaluate.ranks import Ranks
 from leviathan.evaluate.strided import strided
 from leviathan.model.accounting import account
 from leviathan.model.transformer import IGNORE, CausalLM
@@ -39,6 +41,7 @@ class Described:
         model_config: the model's shape.
         tokenizer: the one it was trained with.
         step: optimizer steps behind the weights; None for a Llama folder.
+        data: what the run was trained on; None for a Llama folder.
     """
 
     directory: Path
@@ -46,6 +49,7 @@ class Described:
     model_config: ModelConfig
     tokenizer: Tokenizer
     step: int | None
+    data: DataConfig | None = None
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -71,24 +75,42 @@ class Described:
 
 @dataclass(frozen=True)
 class Loaded(Described):
-    """A trained model with all that belongs to it."""
+    """A trained model with all that belongs to it, on every rank."""
 
-    model: CausalLM
-    device: torch.device
+    model: CausalLM = field(kw_only=True)
+    ranks: Ranks = field(kw_only=True)
+
+    @property
+    def device(self) -> torch.device:
+        """This rank's."""
+        return self.ranks.device
+
+    def file(self, name: str, result: dict[str, Any]) -> None:
+        """As `Described.file`, by the first rank."""
+        if self.ranks.rank == 0:
+            super().file(name, result)
 
 
-def describe(path: Path) -> Described:
+def describe(path: Path, ranks: Ranks | None = None) -> Described:
     """What can be said of a checkpoint, and refused, before its weights are read.
 
     Args:
         path: whatever `resolve_checkpoint` takes, or a Hugging Face Llama folder.
+        ranks: those that will load it: all take the one that rank 0 has found and verified,
+            though a newer one be saved meanwhile.
 
     Raises:
         CheckpointError: missing, incomplete or damaged.
         DataError: its tokenizer is damaged, or its run folder takes no results.
     """
-    if is_llama_folder(path):
-        folder = Path(path).resolve()
+    ranks, folder = ranks or Ranks(), Path(path)
+    whole = ranks.agreed(lambda: folder if is_llama_folder(folder) else whole_checkpoint(folder))
+    return ranks.each(lambda: _describe(whole.resolve()))
+
+
+def _describe(directory: Path) -> Described:
+    if is_llama_folder(directory):
+        folder = directory
         config = read_llama_config(folder)
         tokenizer = read_llama_tokenizer(folder)
         if tokenizer.vocab_size > config.vocab_size:
@@ -97,46 +119,64 @@ def describe(path: Path) -> Described:
                 f"{config.vocab_size:,}: they do not belong together"
             )
         return Described(folder, folder.name, config, tokenizer, None)
-    directory = whole_checkpoint(Path(path)).resolve()
     run = read_run_config(directory)
     step, tokenizer = step_of(directory), load_tokenizer(directory)
-    found = Described(directory, run.run_dir.name, run.model, tokenizer, step)
+    if run.data.format is not None and run.data.format.end_of_text is not None:
+        tokenizer.end_of_text = run.data.format.end_of_text
+    found = Described(directory, run.run_dir.name, run.model, tokenizer, step, run.data)
     if (results := found.result_dir()) is not None:
         check_folder(results)
     return found
 
 
-def open_checkpoint(path: Path) -> Loaded:
+def open_checkpoint(path: Path, ranks: Ranks | None = None) -> Loaded:
     """Loads the model onto the GPU where there is one, and its tokenizer.
+
+    Args:
+        path: as for `describe`.
+        ranks: those that share the work; each loads the model, whatever wrote the checkpoint.
 
     Raises:
         CheckpointError: missing, incomplete, damaged, or of another model.
         DataError: as `describe`.
     """
-    return load_described(describe(path))
+    ranks = ranks or Ranks()
+    return load_described(describe(path, ranks), ranks)
 
 
-def load_described(found: Described) -> Loaded:
+def load_described(found: Described, ranks: Ranks) -> Loaded:
     """The weights to what `describe` has verified, on the GPU where there is one.
 
     Raises:
         CheckpointError: of another model than its configuration.
     """
-    if found.step is None:
-        model = read_llama_model(found.directory, found.model_config)
-    else:
-        model, _, _ = read_model(found.directory)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return Loaded(**vars(found), model=model.to(device).eval(), device=device)
+
+    def read() -> CausalLM:
+        if found.step is None:
+            return read_llama_model(found.directory, found.model_config)
+        return read_model(found.directory)[0]
+
+    model = ranks.each(read).to(ranks.device).eval()
+    return Loaded(**vars(found), model=model, ranks=ranks)
 
 
-def open_data(loaded: Described, data: Path, split: str) -> DatasetInfo:
-    """The data set's description, once it is known that the model can be scored on it.
+def open_data(loaded: Described, data: Path, split: str) -> Dataset:
+    """The data set, once it is known that the model can be scored on it.
+
+    One without a `dataset.json` is read by the `data.format` of the model's own run.
 
     Raises:
         DataError: no such split, or another tokenizer, vocabulary or context length.
     """
-    info = DatasetInfo.load(Path(data))
+    data, own = Path(data), loaded.data
+    if own is not None and own.format is not None and not (data / DATASET_FILE).exists():
+        # The tokenizer lies in the checkpoint, also where the run's own file of it is gone.
+        form = own.format.model_copy(update={"tokenizer": str(loaded.directory)})
+        described = own.model_copy(update={"path": data, "format": form})
+        dataset = open_dataset(described, loaded.model_config.seq_len)
+    else:
+        dataset = open_dataset(data)
+    info = dataset.info
     check_fits(info, loaded.model_config, global_batch_size=1)
     if info.tokenizer.fingerprint != loaded.tokenizer.fingerprint:
         raise DataError(
@@ -146,7 +186,7 @@ def open_data(loaded: Described, data: Path, split: str) -> DatasetInfo:
         )
     if info.split(split).rows == 0:
         raise DataError(f"{data}: its {split} split is empty; give `validation` some documents")
-    return info
+    return dataset
 
 
 @dataclass(frozen=True)
@@ -168,8 +208,7 @@ class Scored:
 
 def score_split(
     loaded: Loaded,
-    info: DatasetInfo,
-    data: Path,
+    data: Dataset,
     split: str,
     batch_size: int,
     title: str,
@@ -177,36 +216,39 @@ def score_split(
 ) -> Iterator[Scored]:
     """Scores every target of a split once, in file order; padding and filler rows are left out.
 
-    With a `stride` below the context's length, in windows that begin so many tokens apart.
+    With a `stride` below the context's length, in windows that begin so many tokens apart. Each
+    rank scores its share of the batches and gets all results.
 
     Raises:
         DataError: the model gives a loss that is not finite.
     """
-    rows = info.split(split).rows
-    batches = eval_batches(Path(data), split, batch_size, dp_rank=0, dp=1)
+    rows = data.info.split(split).rows
+    batches = eval_batches(data, split, batch_size)
     if stride is not None:
-        batches = strided(batches, info.seq_len, stride, batch_size)
-        rows = -(-rows * info.seq_len // stride)
-    with progress_bar(title, total=rows) as bar:
-        for batch in batches:
-            on_device = batch.to(loaded.device)
-            scores = loaded.model.score(
-                on_device.input_ids, on_device.targets, on_device.unique_ids, on_device.inverse
+        batches = strided(batches, data.info.seq_len, stride, batch_size)
+        rows = -(-rows * data.info.seq_len // stride)
+
+    def losses(batch: Batch) -> np.ndarray:
+        there = batch.to(loaded.device)
+        scores = loaded.model.score(there.input_ids, there.targets, there.unique_ids, there.inverse)
+        nll = scores.nll.double().cpu().numpy()[(batch.targets != IGNORE).numpy()]
+        if not np.isfinite(nll).all():
+            raise DataError(
+                f"{loaded.directory}: the model's loss is not finite on the {split} split of "
+                f"{data.path} (rows {batch.rows}); the weights are broken: take an older checkpoint"
             )
-            counts = (batch.targets != IGNORE).cpu().numpy()
-            nll = scores.nll.double().cpu().numpy()[counts]
-            if not np.isfinite(nll).all():
-                raise DataError(
-                    f"{loaded.directory}: the model's loss is not finite on the {split} split of "
-                    f"{data} (rows {batch.rows}); the weights are broken: take an older checkpoint"
-                )
+        return nll
+
+    with progress_bar(title, total=rows) as bar:
+        for batch, nll in loaded.ranks.stream(losses, batches):
+            counts = (batch.targets != IGNORE).numpy()
             assert batch.doc_ids is not None
             assert batch.subset_ids is not None
             yield Scored(
                 nll,
-                batch.targets.cpu().numpy()[counts],
-                batch.doc_ids.cpu().numpy()[counts],
-                batch.subset_ids.cpu().numpy()[counts],
+                batch.targets.numpy()[counts],
+                batch.doc_ids.numpy()[counts],
+                batch.subset_ids.numpy()[counts],
             )
             bar.advance(sum(row >= 0 for row in batch.rows))
 

@@ -19,7 +19,18 @@ class Shard:
     dim: int
 
 
-Plan = Mapping[str, Shard]  # local parameter name → how it is cut; the others are whole everywhere
+@dataclass(frozen=True)
+class Partial:
+    """A parameter is whole everywhere, but serves each rank for its own share of the work.
+
+    So its gradients on the ranks are summands of the true one. They are added up once a step, by
+    whoever steps: see `Layout.settle` in `leviathan.parallel.tensor`.
+    """
+
+
+# Local parameter name → how the ranks share it. The others are whole everywhere, and so are their
+# gradients.
+Plan = Mapping[str, Shard | Partial]
 
 
 class Peers:

@@ -7,7 +7,9 @@ import re
 import socket
 import zlib
 from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -119,6 +121,20 @@ def share_cores(env: LaunchEnv) -> None:
     if chosen is None or torchruns_default:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         torch.set_num_threads(max(1, (cores or 1) // env.local_world_size))
+
+
+def machine_name() -> str:
+    """What a speed was measured on: the accelerator, or the processor and its cores."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    named = ""
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        named = next(
+            (line.partition(":")[2] for line in lines if line.startswith("model name")), ""
+        )
+    cores = len(os.sched_getaffinity(0))
+    return f"{' '.join(named.split()) or platform.machine()}, {cores} cores"
 
 
 def keep_pages() -> None:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 from leviathan.errors import ConfigError, LeviathanError, OneRankError
 from leviathan.parallel.launch_env import LaunchEnv
@@ -25,6 +26,8 @@ class Mesh:
     world_size: int
     tp: int
     device: torch.device
+    dp_group: dist.ProcessGroup
+    tp_group: dist.ProcessGroup
     group: dist.ProcessGroup | None = None  # that the collectives here use; None: the default one
     save_group: dist.ProcessGroup | None = None
 
@@ -98,7 +101,10 @@ def init_mesh(env: LaunchEnv, tp: int, timeout_s: float = 1800) -> Mesh:
         ConfigError: tp does not divide the world, or the other ranks cannot be reached.
     """
     if env.world_size % tp:
-        raise ConfigError(f"parallel.tp={tp} does not divide the world of {env.world_size} ranks")
+        raise ConfigError(
+            f"parallel.tp={tp} does not divide the world of {env.world_size} ranks: start a "
+            "multiple of it, or set a parallel.tp that divides them"
+        )
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", env.local_rank) if cuda else torch.device("cpu")
     if cuda and env.local_rank >= (count := torch.cuda.device_count()):
@@ -123,7 +129,9 @@ def init_mesh(env: LaunchEnv, tp: int, timeout_s: float = 1800) -> Mesh:
         atexit.register(leave_mesh)
     save_group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
     assert isinstance(save_group, dist.ProcessGroup)
-    return Mesh(env.rank, env.world_size, tp, device, save_group=save_group)
+    axes = init_device_mesh(device.type, (env.world_size // tp, tp), mesh_dim_names=("dp", "tp"))
+    groups = axes.get_group("dp"), axes.get_group("tp")
+    return Mesh(env.rank, env.world_size, tp, device, *groups, save_group=save_group)
 
 
 def leave_mesh() -> None:

@@ -5,7 +5,8 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -17,12 +18,14 @@ from leviathan.config.schema import RunConfig
 from leviathan.data.files import write_atomic
 from leviathan.data.format import DatasetInfo
 from leviathan.errors import CheckpointError, ConfigError
+from leviathan.model.accounting import account
+from leviathan.parallel.launch_env import machine_name
 from leviathan.parallel.mesh import Mesh
 from leviathan.train.metrics import METRICS, writing
 
 # What may change from one start of a run to the next; anything else would make it another run.
 FREE = ("run_dir", "data.path", "engine", "parallel", "checkpoint", "train.micro_batch_size")
-FREE += ("train.log_every", "train.eval_every", "train.spike_deviations")
+FREE += ("train.log_every", "train.eval_every", "train.spike_deviations", "model.embedding.tp")
 FREE += ("data.remote", "data.cache_limit")
 LOCK = ".lock"
 
@@ -165,6 +168,9 @@ def describe(config: RunConfig, mesh: Mesh, start: Start) -> None:
                 "pid": [rank["pid"] for rank in ranks],
                 "host": [rank["host"] for rank in ranks],
                 "started_at_step": start.step,
+                "machine": machine_name(),
+                "date": datetime.now(UTC).date().isoformat(),
+                "parameters": asdict(account(config.model)),
             }
             with writing(config.run_dir):
                 write_atomic(config.run_dir / CONFIG, dump_config(config).encode())

@@ -29,7 +29,7 @@ ENGINES = {f"ZeRO-{stage}": {"kind": "deepspeed", "zero_stage": stage} for stage
 ENGINES["FSDP2"] = {"kind": "fsdp2"}
 
 
-def config(folder, embedding, engine, **optim):
+def config(folder, embedding, engine, tp=1, **optim):
     """A run; `engine` is a name of ENGINES or a mapping."""
     chosen = ENGINES[engine] if isinstance(engine, str) else engine
     return RunConfig.model_validate(
@@ -40,7 +40,7 @@ def config(folder, embedding, engine, **optim):
             "model": {
                 "d_model": 16,
                 "n_layers": 2,
-                "n_heads": 2,
+                "n_heads": 4,
                 "d_ff": 32,
                 "seq_len": SEQ,
                 "vocab_size": 61,
@@ -50,6 +50,7 @@ def config(folder, embedding, engine, **optim):
             "train": {"steps": 6, "global_batch_size": ROWS, "micro_batch_size": MICRO},
             "optim": {"lr": 1e-2, "warmup_steps": 2, "grad_clip": 0.5, "weight_decay": 0.1} | optim,
             "engine": chosen,
+            "parallel": {"tp": tp},
         }
     )
 
@@ -81,6 +82,9 @@ def batches(step, rank, ranks):
     return made
 
 
+DONE = {}  # bare loops of this process: many engines are held to the same one
+
+
 @dataclass
 class Trained:
     """What a few steps of training gave."""
@@ -92,6 +96,13 @@ class Trained:
 
 def bare_loop(run, steps=STEPS):
     """The same training by nothing but torch, in one process, in whole batches."""
+    key = (str(run.model), str(run.optim), steps)  # engines are what else differs
+    if key not in DONE:
+        DONE[key] = _bare_loop(run, steps)
+    return DONE[key]
+
+
+def _bare_loop(run, steps):
     model = new_model(run)
     optimizer = torch.optim.AdamW(
         [
@@ -155,7 +166,7 @@ def assert_equal_states(found, expected, label):
 
 
 @contextmanager
-def world_of(ranks, port):
+def world_of(ranks, port, tp=1):
     """Among the processes of one launch the first `ranks` as a world of their own: (mesh) or None.
 
     DeepSpeed remembers the process group it saw first, and numbers modules and parameters of all
@@ -168,21 +179,21 @@ def world_of(ranks, port):
     os.environ.update(WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks), MASTER_PORT=str(port))
     torch.set_num_threads(1)
     try:
-        yield init_mesh(read_launch_env(), tp=1)
+        yield init_mesh(read_launch_env(), tp)
     finally:
         leave_mesh()
         if deepspeed := sys.modules.get("deepspeed"):
             deepspeed.comm.comm.cdb = None
-            deepspeed.utils.groups._WORLD_GROUP = None
+            deepspeed.utils.groups._WORLD_GROUP = deepspeed.utils.groups.mpu = None
             zero = deepspeed.runtime.zero
             offload = zero.parameter_offload.DeepSpeedZeRoOffload
             offload._register_deepspeed_module.__defaults__ = ([0],)
             zero.partition_parameters.Init.param_id = 0
 
 
-def on_each_rank(folder, *checks):
+def on_each_rank(folder, *checks, tp=1):
     """Runs each check (folder, mesh) in one launch: a cold start costs more than the steps."""
-    mesh = init_mesh(read_launch_env(), tp=1)
+    mesh = init_mesh(read_launch_env(), tp)
     torch.set_num_threads(1)
     try:
         return [check(Path(folder), mesh) for check in checks]

@@ -47,7 +47,7 @@ def test_a_run_moves_by_the_commands_of_the_documentation(run_file, tmp_path):
     (tmp_path / "run.yaml").write_text(yaml.safe_dump({**run, "run_dir": "run"}))
     (tmp_path / "launch").symlink_to(REPOSITORY / "launch")
     training = [c for c in COMMANDS if "run.yaml" in c and "init_from=run" not in c]
-    assert len(training) == 4
+    assert len(training) == 5
     for number, words in enumerate(training):
         process = start(words, tmp_path)
         if number < len(training) - 1:

@@ -19,48 +19,29 @@ from engine_cases import (
     whole_state,
     world_of,
 )
+from engine_checks import BF16, HALF, WHOLE, check_resumes_in_place
 from ranks import run_ranks
 
 from leviathan.data.stream import FILLER, TrainStream
 from leviathan.errors import CheckpointError
 from leviathan.parallel.launch_env import free_port
 
-HALF, WHOLE = 3, 6
 # Losses on another number of ranks, after up to 5 updates: fp32 sums in another order, and Adam's
 # division by √v. Seen: 4e-7 relative.
 LOSS_TOLERANCE = 5e-6
-
-BF16 = {"precision": "bf16"}
 
 
 def check_in_place(folder, mesh):
     """Every engine and stage, fp32 and bf16: resumed equals undisturbed, to the last bit."""
     for name, precision in itertools.product(ENGINES, [{}, BF16]):
-        resumes_in_place(folder, mesh, {**ENGINES[name], **precision}, TIED)
-    for name in ENGINES:
-        resumes_in_place(folder, mesh, ENGINES[name], LEVIATHAN)
-    if mesh.dp == 2:
-        resumes_in_place(folder, mesh, {"kind": "fsdp2", "replicas": 2}, LEVIATHAN)
-        checkpointing = {"kind": "fsdp2", "activation_checkpointing": True}
-        resumes_in_place(folder, mesh, checkpointing, LEVIATHAN)
-        for stage in (1, 2, 3):
-            offloaded = {"kind": "deepspeed", "zero_stage": stage, "offload_optimizer": True}
-            resumes_in_place(folder, mesh, offloaded, LEVIATHAN)
-
-
-def resumes_in_place(folder, mesh, engine, embedding):
-    label = f"{engine} {embedding['kind']}"
-    run = config(folder, embedding, engine)
-    saved = folder / f"in-place-{label}"
-    undisturbed = build(run, mesh)
-    advance(undisturbed, run, mesh, 0, HALF)
-    save(undisturbed, saved, mesh)
-    expected = advance(undisturbed, run, mesh, HALF, WHOLE)
-    resumed = build(run, mesh)
-    resumed.load(saved)
-    assert resumed.optimizer_steps == HALF
-    assert advance(resumed, run, mesh, HALF, WHOLE) == expected, label
-    assert_equal_states(whole_state(resumed), whole_state(undisturbed), label)
+        check_resumes_in_place(config(folder, TIED, {**ENGINES[name], **precision}), mesh)
+    for engine in (
+        *ENGINES,
+        {"kind": "fsdp2", "replicas": 2},
+        {"kind": "fsdp2", "activation_checkpointing": True},
+        *({"zero_stage": stage, "offload_optimizer": True} for stage in (1, 2, 3)),
+    ):
+        check_resumes_in_place(config(folder, LEVIATHAN, engine), mesh)
 
 
 def check_anywhere(folder, mesh):

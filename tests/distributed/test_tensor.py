@@ -56,12 +56,13 @@ def differences(embedding, **shape):
     for loss in losses:
         loss.backward()
     off = {"loss": far(losses[1].detach(), losses[0].detach())}
+    layout.settle([(name, p.grad) for name, p in cut.named_parameters()])
     expected = dict(whole.named_parameters())
     for name, parameter in cut.named_parameters():
         assert parameter.grad is not None, name
         wanted = expected[name].grad
-        if name in layout:
-            wanted = wanted.chunk(dist.get_world_size(), layout[name].dim)[dist.get_rank()]
+        if shard := layout.cut(name):
+            wanted = wanted.chunk(dist.get_world_size(), shard.dim)[dist.get_rank()]
         off[f"gradient of {name}"] = far(parameter.grad, wanted)
     scores = [m.score(ids, targets) for m in (whole, cut)]
     off["nll"] = far(scores[1].nll, scores[0].nll)
@@ -71,7 +72,7 @@ def differences(embedding, **shape):
     off["logits"] = far(logits[1][..., real], logits[0][..., real])
     off["padding"] = float(torch.isfinite(logits[1][..., real.stop :]).sum())
     off["table"] = far(*(m.model.embed_tokens.materialise() for m in (cut, whole)))
-    return off, sum(name in layout for name in expected), len(expected)
+    return off, sum(layout.cut(name) is not None for name in expected), len(expected)
 
 
 def refusal(**shape):

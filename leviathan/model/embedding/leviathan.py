@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from leviathan.config.schema import LeviathanConfig, ModelConfig, lev_base
 from leviathan.model.embedding.base import InputEmbedding, Normal
 from leviathan.model.kernels.lev import Parameters, lev_rows
-from leviathan.model.shards import Plan, Shard
+from leviathan.model.shards import Partial, Plan, Shard
 
 
 class LeviathanEmbedding(InputEmbedding):
@@ -69,26 +69,24 @@ class LeviathanEmbedding(InputEmbedding):
             return self._rows(ids, self._parameters_in_order())
         if self.tp_mode == "ids":
             return self._rows_by_ids(ids)
-        p = self._parameters_in_order()
-        # Codebooks are whole everywhere, but serve the own heads alone.
-        return self.tp.total(self._rows(ids, p._replace(codebooks=self.tp.enter(p.codebooks))))
+        return self.tp.total(self._rows(ids, self._parameters_in_order()))
 
     def _rows_by_ids(self, ids: Tensor) -> Tensor:
         """Each rank generates an equal share of the rows, and is given the others'."""
         share = -(-len(ids) // self.tp.size)
         padded = F.pad(ids, (0, share * self.tp.size - len(ids)))
         mine = padded[self.tp.rank * share :][:share]
-        p = Parameters(*(self.tp.enter(x) for x in self._parameters_in_order()))
-        return self.tp.joined(self._rows(mine, p), 0)[: len(ids)]
+        return self.tp.joined(self._rows(mine, self._parameters_in_order()), 0)[: len(ids)]
 
     def _rows(self, ids: Tensor, p: Parameters) -> Tensor:
         return lev_rows(ids, p, self.latent_scale == "inside")
 
     def tp_plan(self) -> Plan:
-        """In the mode `heads` each rank has some of the heads."""
-        if self.tp_mode != "heads":
+        """In the mode `heads` each rank has some of the heads, which share the codebooks."""
+        if self.tp_mode == "replicated":
             return {}
-        return {name: Shard(0) for name in Parameters._fields if name != "codebooks"}
+        cut = Shard(0) if self.tp_mode == "heads" else Partial()
+        return {name: cut for name in Parameters._fields} | {"codebooks": Partial()}
 
     def materialise(self, dtype: torch.dtype | None = None, chunk: int = 8192) -> Tensor:
         """See `InputEmbedding`; LEV's own blocks bound its memory, whatever the chunk."""

@@ -13,6 +13,7 @@ from leviathan.evaluate.strata import BUCKETS, SCALES, Strata
 
 STEPS, LOG_EVERY, ROWS, SEQ_LEN = 200, 5, 16, 256
 DATA = "da7a" * 16
+MACHINE = {"machine": "Some CPU", "date": "2026-11-30"}
 MakeRun = Callable[..., Path]
 
 
@@ -61,13 +62,17 @@ def make_run(tmp_path: Path) -> MakeRun:
             "seed": changes.get("seed", 1234),
             "data": {"path": "quickstart/data", "shuffle_window": 10_000},
             "model": {"d_model": 128, "seq_len": SEQ_LEN, "embedding": embedding},
-            "train": {"steps": STEPS, "global_batch_size": ROWS},
+            "train": {"steps": changes.get("steps", STEPS), "global_batch_size": ROWS},
         }
         (run / "config.yaml").write_text(yaml.safe_dump(config))
-        (run / "run.json").write_text(json.dumps({"world_size": 2, "data_fingerprint": data}))
+        (run / "run.json").write_text(
+            json.dumps({"world_size": 2, "data_fingerprint": data} | MACHINE)
+        )
         write_jsonl(run / "metrics.jsonl", metrics(offset))
         (checkpoint / "state.json").write_text(json.dumps({"step": STEPS}))
-        (checkpoint / "tokenizer.meta.json").write_text(json.dumps({"fingerprint": "70ce" * 16}))
+        (checkpoint / "tokenizer.meta.json").write_text(
+            json.dumps({"fingerprint": changes.get("tokenizer", "70ce" * 16)})
+        )
         (checkpoint / "manifest.json").write_text("{}")
         if evaluated:
             evaluation.mkdir(parents=True)
@@ -119,11 +124,14 @@ def evaluate(folder: Path, offset: float, data: str, kind: str) -> None:
                     "input_embedding": 0 if kind == "tied" else 31_616,
                     "output_head": 1_056_768,
                     "body": 1_048_960,
+                    "flops_per_token": 12_000_000,
                 },
             }
         )
     )
-    results = {"next_line": {"alias": "next_line", "acc,none": 0.41, "acc_stderr,none": 0.049}}
+    results = {
+        "next_line": {"alias": "next_line", "acc,none": 0.41 - offset, "acc_stderr,none": 0.049}
+    }
     samples = {"next_line": {"original": 100, "effective": 100}}
     (folder / "lm_eval.json").write_text(json.dumps({"results": results, "n-samples": samples}))
     make_strata(offset).save(folder / "frequency.npz")

@@ -5,41 +5,62 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from leviathan.analysis import plots
+from leviathan.analysis.curves import band, difference, smoothed, tokens_to
+from leviathan.analysis.picture import VARIABLES
 
 
-def curve(label: str, losses: list[Any], **changes: Any) -> dict[str, Any]:
-    points = {"step": list(range(1, len(losses) + 1)), "train_loss": losses}
-    none: dict[str, Any] = {"validation_step": [], "validation_loss": []}
-    return {"label": label, "tokens_per_step": 100} | points | none | changes
+def curve(label: str, losses: list[Any], base: list[Any] | None = None) -> dict[str, Any]:
+    at = np.arange(1, len(losses) + 1) * 100.0
+    own = (at, np.array(losses, dtype=float))
+    gap = [difference(own, (at, np.array(base, dtype=float)))] if base else []
+    none = band([(np.array([]), np.array([]))])
+    found = {"label": label, "seeds": 1, "train": band([own]), "validation": none}
+    return found | {"difference": band(gap) if gap else None}
 
 
 def test_smoothing_of_a_line_is_the_line() -> None:
     line = np.linspace(3, 1, 40)
-    np.testing.assert_allclose(plots.smoothed(line, 7), line)
+    np.testing.assert_allclose(smoothed(line, 7), line)
 
 
 def test_smoothing_is_a_centred_mean() -> None:
     values = np.array([1.0, 5.0, 3.0, 9.0])
-    np.testing.assert_allclose(plots.smoothed(values, 3), [1, 3, 17 / 3, 9])
+    np.testing.assert_allclose(smoothed(values, 3), [1, 3, 17 / 3, 9])
+
+
+def test_a_band_is_over_what_all_curves_have() -> None:
+    first = (np.array([1, 2, 3]), np.array([5.0, np.nan, 3.0]))
+    second = (np.array([1, 3, 4]), np.array([7.0, 2.0, 1.0]))
+    found = band([first, second])
+    assert found == {"at": [1, 3], "mean": [6, 2.5], "low": [5, 2], "high": [7, 3]}
+
+
+def test_tokens_to_a_loss_are_interpolated_in_log_tokens() -> None:
+    line = np.array([[100.0, 4.0], [400.0, 3.0], [1600.0, 2.0]])
+    assert tokens_to(line, 3.5) == pytest.approx(200)
+    assert tokens_to(line, 2.0) == pytest.approx(1600)
+    assert tokens_to(line, 5.0) == 100
+    assert tokens_to(line, 1.9) is None
 
 
 def test_odd_curves_draw() -> None:
     one_point = curve("one", [4.0])
-    gaps = curve("gaps", [5.0, None, 4.0, float("nan")], validation_step=[4], validation_loss=[3.5])
-    for narrow in (False, True):
-        svg = plots.loss_curves([one_point, gaps], paired=True, narrow=narrow)
+    gaps = curve("gaps", [5.0, None, 4.0, float("nan")])
+    drawn = plots.loss_curves([one_point, gaps])
+    for svg in (drawn.wide, drawn.narrow):
         assert ">one<" in svg
         assert ">gaps<" in svg
         assert "nan" not in svg
 
 
 def test_all_colours_follow_the_page() -> None:
-    svg = plots.loss_curves([curve("a", [3.0, 2.0]), curve("b", [3.0, 1.9])], paired=True)
-    assert "var(--series-1" in svg
-    outside = svg
-    for colour, name in plots.VARIABLES.items():
+    drawn = plots.loss_curves([curve("a", [3.0, 2.0]), curve("b", [3.0, 1.9], base=[3.0, 2.0])])
+    assert "var(--series-1" in drawn.wide
+    outside = drawn.wide
+    for colour, name in VARIABLES.items():
         outside = outside.replace(f"var({name}, {colour})", "")
     assert "#" not in outside.replace("var(--paper, #ffffff)", "").replace('"#', "").replace(
         "(#", ""
@@ -54,7 +75,8 @@ def test_saved_files_are_whole_svg(tmp_path: Path) -> None:
         "pairs": [{"label": "b", "base": "a", "absolute": difference, "relative": difference}],
     }
     files = plots.save_frequency(strata, tmp_path)
-    assert [file.name for file in files] == ["frequency_absolute.svg", "frequency_relative.svg"]
-    for file in files:
+    names = [f"frequency_{s}.{e}" for s in ("absolute", "relative") for e in ("svg", "png")]
+    assert [file.name for file in files] == names
+    for file in files[::2]:
         assert ElementTree.parse(file).getroot().tag == "{http://www.w3.org/2000/svg}svg"
         assert "var(" not in file.read_text()

@@ -1,5 +1,6 @@
 """The report from run folders: its numbers, its refusals, and that it needs nothing but itself."""
 
+import csv
 import json
 import re
 import subprocess
@@ -9,7 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
+from leviathan.analysis.losses import read_table
 from leviathan.analysis.report import build_report, terminal_table
 from leviathan.errors import DataError
 
@@ -23,34 +26,61 @@ def pair(make_run: MakeRun) -> list[Path]:
 
 def test_numbers(pair: list[Path], tmp_path: Path) -> None:
     report = build_report(pair, tmp_path / "out")
-    tied, leviathan = report["runs"]
-    assert report["pairing"]["paired"]
+    (group,) = report["groups"]
+    tied, leviathan = group["arms"]
+    assert group["pairing"]["paired"]
     assert tied["validation_loss"] == 5.0
     assert leviathan["perplexity"] == pytest.approx(np.exp(4.96))
     relative = leviathan["relative"]
     assert relative["validation_nats"] == pytest.approx(-0.04)
+    assert relative["loss_gain_percent"] == pytest.approx(100 * 0.04 / 5)
     assert relative["perplexity_percent"] == pytest.approx(100 * (np.exp(-0.04) - 1))
     assert relative["speed_percent"] == pytest.approx(100 * (7_500 / 9_000 - 1))
     assert relative["parameters"] == 2_137_344 - 2_105_728
+    assert relative["seeds"]["low"] is None  # one seed has no interval
     assert tied["train_seconds"] == pytest.approx(200 * 16 * 256 / 9_000)
+    assert tied["flops"] == 12_000_000 * 200 * 16 * 256
     assert "relative" not in tied
     last_tenth = [loss for step, loss in steps(report, 0) if step > 180]
     assert tied["train_loss"] == pytest.approx(np.mean(last_tenth))
-    assert leviathan["lm_eval"] == [
-        {"task": "next_line", "metric": "acc", "value": 0.41, "stderr": 0.049, "samples": 100}
+    (task,) = group["tasks"]
+    assert (task["task"], task["metric"]) == ("next_line", "acc")
+    assert task["arms"][1] == {
+        "label": "leviathan", "value": pytest.approx(0.45), "stderr": 0.049, "samples": 100,
+        "seeds": 1, "difference": pytest.approx(0.04), "sigmas": pytest.approx(0.577, abs=1e-3),
+    }  # fmt: skip
+
+
+def steps(report: dict[str, Any], arm: int) -> list[tuple[int, float]]:
+    curve = report["groups"][0]["curves"][arm]["train"]
+    per_step = 16 * 256
+    return [
+        (round(at / per_step), loss) for at, loss in zip(curve["at"], curve["mean"], strict=True)
     ]
 
 
-def steps(report: dict[str, Any], run: int) -> list[tuple[int, float]]:
-    curve = report["curves"][run]
-    return list(zip(curve["step"], curve["train_loss"], strict=True))
+def test_sample_efficiency(pair: list[Path], tmp_path: Path) -> None:
+    """The curves are 4.95 + 4.1·exp(-step/45), and 0.04 less: the crossing has a closed form."""
+    relative = build_report(pair, tmp_path / "out")["groups"][0]["arms"][1]["relative"]
+    found = relative["efficiency"]
+    final = 4.1 * np.exp(-200 / 45)
+    exact = -45 * np.log((final + 0.04) / 4.1) * 16 * 256
+    assert found["reached"] == 1
+    assert found["tokens"] == pytest.approx(exact, rel=0.06)  # interpolated between four points
+    assert found["ratio"] == pytest.approx(200 * 16 * 256 / found["tokens"])
+    assert found["hours"] == pytest.approx(found["tokens"] / 7_500 / 3600 * 2)
+    behind = build_report(pair[::-1], tmp_path / "other")["groups"][0]["arms"][1]["relative"]
+    assert behind["efficiency"]["tokens"] is None
+    assert 0 < behind["efficiency"]["behind"] < 1
 
 
 def test_page_holds_the_numbers(pair: list[Path], tmp_path: Path) -> None:
     report = build_report(pair, tmp_path / "out")
     page = (tmp_path / "out" / "report.html").read_text()
-    for shown in ("5.0000", "4.9600", "−0.0400", "142.59", "2,137,344", "9,000", "41.0 ± 4.9 %"):
+    for shown in ("5.0000", "4.9600", "−0.0400", "142.59", "2,137,344", "9,000", "45.0 ± 4.9 %"):
         assert shown in page, shown
+    assert "+0.80 %" in page  # the improvement of the loss, as the papers print it
+    assert "Some CPU, 2026-11-30" in page  # beside the speed that was measured on it
     assert "not which model is better" in page
     assert "shows that the mechanics work" in report["verdict"]
     for key in ("model.embedding.kind", "model.embedding.d_seed"):
@@ -64,10 +94,26 @@ def test_page_is_self_contained(pair: list[Path], tmp_path: Path) -> None:
     page = (tmp_path / "out" / "report.html").read_text()
     assert not re.findall(r"https?:|//[a-z]|<script|<link|<img|@import|url\((?!#)", page)
     assert page.count("<svg") == 4  # two plots, each wide and narrow
+    assert "@media print" in page
     ids = re.findall(r' id="([^"]+)"', page)
     used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', page))
     assert used <= set(ids)
     assert all(ids.count(name) == 1 for name in used)
+
+
+def test_every_plot_and_number_is_a_file(pair: list[Path], tmp_path: Path) -> None:
+    report = build_report(pair, tmp_path / "out")
+    plots = {path.name for path in (tmp_path / "out" / "plots").iterdir()}
+    names = ("curves", "frequency_absolute", "frequency_relative")
+    assert plots == {f"{name}.{ending}" for name in names for ending in ("svg", "png")}
+    for name in names:
+        assert (tmp_path / "out" / "plots" / f"{name}.png").read_bytes()[:4] == b"\x89PNG"
+    files = [Path(file) for file in report["files"]["csv"]]
+    tables = {f.name: list(csv.DictReader(f.read_text().splitlines())) for f in files}
+    assert {"runs.csv", "arms.csv", "curves.csv", "frequency.csv", "tasks.csv"} == set(tables)
+    assert [float(row["loss"]) for row in tables["runs.csv"]] == pytest.approx([5.0, 4.96])
+    assert float(tables["arms.csv"][1]["change_loss_gain_percent"]) == pytest.approx(0.8)
+    assert len(read_table(tmp_path / "out" / "runs.csv")) == 2  # what `leviathan fit` takes
 
 
 def test_terminal_table(pair: list[Path], tmp_path: Path) -> None:
@@ -78,20 +124,121 @@ def test_terminal_table(pair: list[Path], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("change", "named"),
-    [({"data": "07e4" * 16}, "training data"), ({"seed": 5}, "data order")],
+    [
+        ({"data": "07e4" * 16}, "training data"),
+        ({"seed": 5}, "data order"),
+        ({"steps": 400}, "planned budget"),
+        ({"tokenizer": "0123" * 16}, "tokenizer"),
+    ],
 )
-def test_refuses_to_pair(
+def test_refuses_to_compare(
     make_run: MakeRun, tmp_path: Path, change: dict[str, Any], named: str
 ) -> None:
     runs = [make_run("a", "tied"), make_run("b", "leviathan", offset=-0.04, **change)]
-    report = build_report(runs, tmp_path / "out")
-    assert not report["pairing"]["paired"]
-    assert named in report["pairing"]["note"]
-    assert all("relative" not in run for run in report["runs"])
-    assert report["frequency"]["pairs"] == []
+    with pytest.raises(DataError, match=rf"another .*{named}(.|\n)*--allow-unequal"):
+        build_report(runs, tmp_path / "out")
+    report = build_report(runs, tmp_path / "out", allow_unequal=True)
+    (group,) = report["groups"]
+    assert group["arms"][1]["relative"]["validation_nats"] == pytest.approx(-0.04)
+    assert named in group["arms"][1]["relative"]["unequal"]
     page = (tmp_path / "out" / "report.html").read_text()
-    assert "These runs are not paired" in page
-    assert "−0.0400" not in page
+    assert "--allow-unequal" in page
+    assert "not due to the input embedding alone" in page
+
+
+def test_one_unequal_run_does_not_drop_the_other_pairs(make_run: MakeRun, tmp_path: Path) -> None:
+    runs = [
+        make_run("a", "tied"),
+        make_run("b", "leviathan", offset=-0.04),
+        make_run("c", "untied", offset=-0.3, data="07e4" * 16),
+    ]
+    report = build_report(runs, tmp_path / "out")
+    (group,) = report["groups"]
+    assert group["arms"][1]["relative"]["validation_nats"] == pytest.approx(-0.04)
+    assert group["arms"][2]["relative"] is None
+    assert [row["arm"] for row in group["pairing"]["unequal"]] == ["untied"]
+    assert "training data" in group["pairing"]["note"]
+    assert [pair["label"] for pair in group["frequency"]["pairs"]] == ["leviathan"]
+    assert "−0.3000" not in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_seeds_are_one_arm(make_run: MakeRun, tmp_path: Path) -> None:
+    gains = {1: -0.04, 2: -0.07, 3: -0.01}
+    runs = [make_run(f"a{seed}", "tied", seed=seed) for seed in gains]
+    runs += [make_run(f"b{s}", "leviathan", offset=gain, seed=s) for s, gain in gains.items()]
+    report = build_report(runs, tmp_path / "out")
+    (group,) = report["groups"]
+    assert [arm["seeds"] for arm in group["arms"]] == [[1, 2, 3]] * 2
+    seeds = group["arms"][1]["relative"]["seeds"]
+    expected = stats.ttest_1samp(list(gains.values()), 0)
+    assert seeds["mean"] == pytest.approx(-0.04)
+    assert seeds["p"] == pytest.approx(expected.pvalue)
+    interval = expected.confidence_interval()
+    assert (seeds["low"], seeds["high"]) == pytest.approx((interval.low, interval.high))
+    band = group["curves"][1]["difference"]
+    assert band["low"][-1] == pytest.approx(-0.07)
+    assert band["high"][-1] == pytest.approx(-0.01)
+    assert "over 3 seeds" in report["verdict"]
+    assert "not told apart from zero" in report["verdict"]
+    assert "Seeds, one by one" in (tmp_path / "out" / "report.html").read_text()
+
+
+def study(folder: Path, runs: list[dict[str, Any]]) -> Path:
+    folder.mkdir(exist_ok=True)
+    record = {"title": "A title", "question": "A question?", "caution": "No more than that."}
+    record |= {"runs": [{"sweep": {}, "seed": 1234, "run_dir": ""} | run for run in runs]}
+    (folder / "study.json").write_text(json.dumps(record))
+    return folder
+
+
+def test_a_study_of_two_groups(make_run: MakeRun, tmp_path: Path) -> None:
+    """Each group has its own baseline: another tokenizer there is no reason to refuse."""
+    runs = []
+    for group, tokenizer in (("small", "1" * 64), ("large", "2" * 64)):
+        for arm, offset in (("tied", 0.0), ("leviathan", -0.04)):
+            made = make_run(f"{group}-{arm}", arm, offset=offset, tokenizer=tokenizer)
+            place = {"name": f"{group}/{arm}", "group": group, "arm": arm}
+            runs.append({**place, "baseline": arm == "tied", "run_dir": str(made)})
+    runs.append({"name": "large/x", "group": "large", "arm": "x", "baseline": False})
+    folder = study(tmp_path / "study", runs)
+    report = build_report([folder], tmp_path / "out")
+    assert [group["name"] for group in report["groups"]] == ["small", "large"]
+    for group in report["groups"]:
+        assert group["arms"][1]["relative"]["validation_nats"] == pytest.approx(-0.04)
+    assert report["missing"] == ["large/x"]
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "A question?" in page
+    assert "All comparisons" in page
+    assert "No more than that." in page
+    assert (tmp_path / "out" / "plots" / "gains.png").exists()
+    ids = re.findall(r' id="([^"]+)"', page)
+    used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', page))
+    assert all(ids.count(name) == 1 for name in used)
+
+
+def test_a_sweep_compares_the_best(make_run: MakeRun, tmp_path: Path) -> None:
+    losses = {
+        "tied": {1e-3: 0.0, 2e-3: -0.1, 4e-3: 0.2},
+        "leviathan": {1e-3: 0.3, 2e-3: 0.1, 4e-3: -0.2},
+    }
+    runs = []
+    for arm, points in losses.items():
+        for lr, offset in points.items():
+            made = make_run(f"{arm}-{lr}", arm, offset=offset)
+            place = {"name": f"{arm}-{lr}", "group": "", "arm": arm, "sweep": {"optim.lr": lr}}
+            runs.append({**place, "baseline": arm == "tied", "run_dir": str(made)})
+    report = build_report([study(tmp_path / "study", runs)], tmp_path / "out")
+    (group,) = report["groups"]
+    swept = {arm["label"]: arm for arm in group["sweep"]["arms"]}
+    assert swept["tied"]["best"] == 1
+    assert not swept["tied"]["at_the_end"]
+    assert swept["leviathan"]["at_the_end"]
+    assert [arm["swept"] for arm in group["arms"]] == ["lr 0.002", "lr 0.004"]
+    assert group["arms"][1]["relative"]["validation_nats"] == pytest.approx(-0.1)
+    assert len(report["runs"]) == 6
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "lies at an end of what was tried" in page
+    assert (tmp_path / "out" / "sweep.csv").exists()
 
 
 def test_unevaluated_and_unfinished_run(make_run: MakeRun, tmp_path: Path) -> None:
@@ -101,7 +248,7 @@ def test_unevaluated_and_unfinished_run(make_run: MakeRun, tmp_path: Path) -> No
     report = build_report([run], tmp_path / "out")
     assert report["runs"][0]["step"] == 50
     assert report["runs"][0]["validation_loss"] == pytest.approx(4.95 + 4.1 * np.exp(-50 / 45))
-    assert report["frequency"] is None
+    assert report["groups"][0]["frequency"] is None
     assert "50 of 200" in (tmp_path / "out" / "report.html").read_text()
 
 
@@ -111,13 +258,13 @@ def test_repeated_step_counts_once(make_run: MakeRun, tmp_path: Path) -> None:
         file.write(json.dumps({"step": 200, "loss": 4.25, "tokens_per_s": None}) + "\n")
         file.write(json.dumps({"step": 205, "loss": None, "tokens_per_s": 9_000.0}) + "\n")
     report = build_report([run], tmp_path / "out")
-    assert steps(report, 0)[-2:] == [(200, 4.25), (205, None)]
+    assert steps(report, 0)[-1] == (200, 4.25)  # a step without a loss has no point
     assert report["runs"][0]["train_seconds"] is None
 
 
 def test_two_runs_of_one_kind_are_told_apart(make_run: MakeRun, tmp_path: Path) -> None:
     report = build_report([make_run("first"), make_run("second", offset=0.01)], tmp_path / "out")
-    assert [run["label"] for run in report["runs"]] == ["first", "second"]
+    assert [arm["label"] for arm in report["groups"][0]["arms"]] == ["first", "second"]
 
 
 def test_text_from_files_is_escaped(make_run: MakeRun, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leviathan.checkpoint.boxes import (
+    Box,
     Slice,
     boxes_of,
     check_tensors,
@@ -67,6 +68,35 @@ def test_any_layout_reads_what_any_other_wrote(tmp_path, written, read):
     load_slices(cuts(found, read), tmp_path)
     for key, tensor in tensors.items():
         assert torch.equal(found[key], tensor), key
+
+
+def parts(tensors, dims, peers, pieces):
+    """Every tensor cut along a dimension, and each part of it, contiguous, into flat slices."""
+    for key, tensor in tensors.items():
+        size = tensor.shape[dims[key]] // peers
+        for peer, part in enumerate(tensor.split(size, dims[key])):
+            offsets = [peer * size if dim == dims[key] else 0 for dim in range(tensor.dim())]
+            box = Box(tuple(offsets), tuple(part.shape))
+            for piece in cuts({key: part.contiguous()}, pieces):
+                yield Slice(key, tuple(tensor.shape), piece.start, piece.flat, box)
+
+
+@pytest.mark.parametrize(
+    ("written", "read"), [((2, 3), (4, 2)), ((4, 1), (1, 3)), ((1, 2), (2, 1))]
+)
+def test_slices_of_parts_are_boxes_of_the_whole(tmp_path, written, read):
+    tensors = {
+        "rows": torch.randn(8, 5),
+        "columns": torch.randn(3, 8),
+        "cube": torch.randn(3, 4, 2),
+    }
+    dims = {"rows": 0, "columns": 1, "cube": 1}
+    save_slices(parts(tensors, dims, *written), tmp_path)
+    assert stored_shapes(tmp_path) == {k: tuple(t.shape) for k, t in tensors.items()}
+    found = list(parts({k: torch.zeros_like(t) for k, t in tensors.items()}, dims, *read))
+    load_slices(found, tmp_path)
+    for piece, wanted in zip(found, parts(tensors, dims, *read), strict=True):
+        assert piece.flat.equal(wanted.flat), piece.key
 
 
 def test_another_models_tensors_are_named(tmp_path):

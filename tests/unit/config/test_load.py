@@ -78,7 +78,7 @@ def test_every_problem_is_reported_with_line_and_spelling(write):
         ("model.embedding.base=3", "less than the 300 ids"),
         ("train.micro_batch_size=8", "more than global_batch_size (4)"),
         ("optim.warmup_steps=10", "must be less than train.steps"),
-        ("parallel.tp=2", "parallel.tp"),
+        ("parallel.tp=0", "parallel.tp: found 0"),
         ("engine.zero_stage=4", "expected 0, 1, 2 or 3"),
         ("train.steps", "write key.sub_key=value"),
     ],

@@ -68,10 +68,10 @@ def test_common_result_and_table(
 def test_counts_of_another_vocabulary(tmp_path: Path) -> None:
     np.save(tmp_path / "token_counts.npy", np.zeros(5, dtype=np.int64))
     with pytest.raises(DataError, match="expected 6 counts"):
-        read_counts(tmp_path, 6)
+        read_counts(tmp_path / "token_counts.npy", 6)
     (tmp_path / "token_counts.npy").write_bytes(b"no array")
     with pytest.raises(DataError, match="prepare the data set again"):
-        read_counts(tmp_path, 5)
+        read_counts(tmp_path / "token_counts.npy", 5)
 
 
 def test_everything_is_refused_before_anything_is_scored(

@@ -199,7 +199,7 @@ def test_not_finite_is_no_number(
     loaded = open_checkpoint(runs["tied"])
     with torch.no_grad():
         loaded.model.model.norm.weight.fill_(math.nan)
-    monkeypatch.setattr("leviathan.evaluate.harness.open_checkpoint", lambda path: loaded)
+    monkeypatch.setattr("leviathan.evaluate.harness.open_checkpoint", lambda *_: loaded)
     monkeypatch.setattr(Loaded, "result_dir", lambda self: None)
     result = run_tasks(runs["tied"], ["next_line"], choices)
     assert result["results"]["next_line"]["acc,none"] is None

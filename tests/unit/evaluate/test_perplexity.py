@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from leviathan.checkpoint.load import load_model
+from leviathan.data.dataset import open_dataset
 from leviathan.data.format import DatasetInfo
 from leviathan.data.mds import Rows
 from leviathan.data.tokenizer import load_tokenizer
@@ -129,9 +130,8 @@ def test_stride_scores_each_token_once_after_more_text(
 def _first_nll(run: Path, data: Path, stride: int, count: int) -> list[float]:
     """NLL of the first targets of the split, as the strided evaluation has them."""
     loaded = open_checkpoint(run)
-    info = DatasetInfo.load(data)
     found: list[float] = []
-    for scored in score_split(loaded, info, data, "val", 32, "", stride):
+    for scored in score_split(loaded, open_dataset(data), "val", 32, "", stride):
         found += scored.nll.tolist()
         if len(found) >= count:
             break

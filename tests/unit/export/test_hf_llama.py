@@ -196,9 +196,9 @@ def test_fast_tokenizer_of_o200k(make, shared, tmp_path, monkeypatch):
 
 @pytest.mark.heavy
 def test_fast_tokenizer_on_the_corpus(make, shared, tmp_path, monkeypatch):
-    """A thousand real documents, of code and prose."""
+    """A thousand real documents: code, prose, mathematics and the languages of a parliament."""
     import io
-    from itertools import islice
+    from itertools import chain, islice
 
     import zstandard
     from transformers import AutoTokenizer
@@ -208,11 +208,22 @@ def test_fast_tokenizer_on_the_corpus(make, shared, tmp_path, monkeypatch):
     model, config = make("tied", vocab_size=200_019, padded_vocab_size=200_376, d_model=8)
     export_model(model, config, tokenizer, {}, tmp_path / "out")
     fast = AutoTokenizer.from_pretrained(tmp_path / "out")
-    with (shared / "data" / "corpus" / "val.jsonl.zst").open("rb") as file:
-        reader = io.TextIOWrapper(zstandard.ZstdDecompressor().stream_reader(file), "utf-8")
-        for line in islice(reader, 1000):
-            text = json.loads(line)["text"]
-            assert fast(text, verbose=False).input_ids == tokenizer.encode(text)
+
+    def lines(shard: Path):
+        with shard.open("rb") as file:
+            stream = zstandard.ZstdDecompressor().stream_reader(file)
+            yield from io.TextIOWrapper(stream, "utf-8")
+
+    corpus = shared / "data" / "corpus"
+    shards = [corpus / "val.jsonl.zst", *sorted((corpus / "train").iterdir())]
+    compared = 0
+    for line in islice(chain.from_iterable(map(lines, shards)), 1000):
+        text = json.loads(line)["text"]
+        ids = tokenizer.encode(text)
+        assert fast(text, verbose=False).input_ids == ids
+        assert fast.decode(ids) == text
+        compared += 1
+    assert compared == 1000
 
 
 def test_prefix_by_the_tokenizer(make, tokenizer, tmp_path):

@@ -75,3 +75,17 @@ def test_veto_touches_neither_weights_nor_moments():
         assert torch.equal(p, weight)
         assert torch.equal(optimizer.state[p]["exp_avg"], moment)
         assert optimizer.state[p]["step"] == 1
+
+
+@pytest.mark.parametrize(("norm", "shrink"), [(4.0, 0.25), (0.5, 1.0)])
+def test_clip_shrinks_gradients_that_are_too_large_for_one_step(norm, shrink):
+    model = nn.Linear(3, 1)
+    optimizer = build_optimizer(model, OptimConfig())
+    gradients = [torch.randn_like(p) for p in model.parameters()]
+    for p, gradient in zip(model.parameters(), gradients, strict=True):
+        p.grad = gradient.clone()
+    optimizer.clip(norm, highest=1.0)
+    optimizer.step()
+    for p, gradient in zip(model.parameters(), gradients, strict=True):
+        assert p.grad is not None
+        assert torch.allclose(p.grad, gradient * shrink, rtol=1e-5)

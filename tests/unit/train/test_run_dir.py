@@ -65,6 +65,15 @@ def test_going_on_with_other_batches_in_memory_and_other_intervals(make, mesh, b
     assert start.checkpoint.name == "step-00000003"
 
 
+def test_going_on_with_another_way_of_tensor_parallelism(make, mesh, begun):
+    def lev(tp, mode):
+        model = {"padded_vocab_size": 608, "embedding": {"kind": "leviathan", "tp": mode}}
+        return make(model=model, parallel={"tp": tp})
+
+    info = begun(lev(2, "heads"))
+    assert find_start(lev(1, "ids"), info, mesh).step == 3
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [

@@ -1,0 +1,305 @@
+"""`leviathan fit`: what a table of losses says about scaling, and what it cannot say."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from rich.table import Table
+
+from leviathan.analysis import scaling
+from leviathan.analysis.losses import ALONE, Row, contradictions, points_of, read_table
+from leviathan.analysis.plots_scaling import scaling_picture
+from leviathan.analysis.scaling import FORMS, Form, Law, Points, free_parameters
+from leviathan.console import as_text
+from leviathan.data.files import check_file, write_atomic
+from leviathan.errors import DataError
+
+Names = ("E", "A", "alpha", "B", "beta")
+_GREEK = {"alpha": "α", "beta": "β"}
+
+
+def fit_table(
+    path: Path,
+    form: Form | Literal["auto"] = "auto",
+    baseline: str | None = None,
+    floor: bool = True,
+    out: Path | None = None,
+    replicates: int = scaling.REPLICATES,
+) -> dict[str, Any]:
+    """Fits a scaling law to every kind in a table and holds the other kinds against the baseline.
+
+    Args:
+        path: a CSV with `parameters`, `tokens`, `loss` and, to compare, `kind`.
+        form: which variables; `auto` takes those that the table can tell apart.
+        baseline: the kind to express the others in; left out, `tied` or the first.
+        floor: False fixes E = 0.
+        out: folder for `fit.json`, `fit.svg` and `fit.png`.
+        replicates: bootstrap replicates behind every interval.
+
+    Returns:
+        Every number, and under "says" what they mean in sentences.
+
+    Raises:
+        DataError: a bad table, too few rows for the form, or no such baseline.
+    """
+    files = {name: out / f"fit.{name}" for name in ("json", "svg", "png")} if out else {}
+    for file in files.values():
+        check_file(file)
+    rows = read_table(path)
+    kinds = list(dict.fromkeys(row.kind for row in rows))
+    base = _baseline(path, kinds, baseline)
+    by_kind = {kind: [row for row in rows if row.kind == kind] for kind in kinds}
+    chosen = _form(points_of(by_kind[base]), form)
+    need = free_parameters(chosen, floor)
+    if len(by_kind[base]) < need:
+        raise DataError(_too_few(path, base, by_kind[base], chosen, need))
+    if not _varies(points_of(by_kind[base]), chosen):
+        raise DataError(
+            f"{path}: {FORMS[chosen]} cannot be fitted to {base}: all its rows have the same "
+            "parameters, or the same tokens; --form n and d take one of them"
+        )
+    fits = {
+        kind: _fit_kind(points_of(own), chosen, floor, replicates, seed)
+        for seed, (kind, own) in enumerate(by_kind.items())
+        if len(own) >= need and _varies(points_of(own), chosen)
+    }
+    result: dict[str, Any] = {
+        "table": str(path),
+        "rows": len(rows),
+        "form": chosen,
+        "formula": FORMS[chosen],
+        "baseline": base,
+        "confidence": scaling.CONFIDENCE,
+        "replicates": replicates,
+        "fits": {kind: found["figures"] for kind, found in fits.items()},
+        "effective": _effective(rows, base, fits[base], chosen),
+        "exponents": _exponents(fits, base),
+        "contradictions": contradictions(rows, base),
+    }
+    result["says"] = _says(result, points_of(by_kind[base]), form, floor)
+    if out:
+        _write(result, rows, fits, files)
+    return result
+
+
+def fit_text(result: dict[str, Any]) -> str:
+    """The result as people read it."""
+    table = Table(title=result["formula"], title_justify="left")
+    names = [name for name in Names if name in next(iter(result["fits"].values()))["values"]]
+    for head in ("kind", "rows", *(_GREEK.get(name, name) for name in names), "misfit"):
+        table.add_column(head, justify="left" if head == "kind" else "right")
+    for kind, figures in result["fits"].items():
+        cells = [
+            _with_interval(figures["values"][name], figures["intervals"][name]) for name in names
+        ]
+        table.add_row(kind, str(figures["rows"]), *cells, f"{100 * figures['misfit']:.2g} %")
+    tables = [table]
+    if result["effective"]:
+        tables.append(_effective_table(result))
+    lines = [as_text(*tables), *result["says"]]
+    return "\n".join(lines)
+
+
+def _effective_table(result: dict[str, Any]) -> Table:
+    base = result["baseline"]
+    table = Table(title=f"What {base} would need for the same loss", title_justify="left")
+    axes = {"capacity": f"{base} parameters", "data": f"{base} tokens"}
+    axes = {axis: head for axis, head in axes.items() if axis in result["effective"][0]}
+    heads = [part for head in axes.values() for part in (head, "×")]
+    for head in ("kind", "parameters", "tokens", "loss", *heads):
+        table.add_column(head, justify="left" if head == "kind" else "right")
+    for row in result["effective"]:
+        cells = []
+        for axis in axes:
+            found = row[axis]
+            if found["needs"] is None:
+                cells += ["never", "∞"]
+            else:
+                beyond = " *" if found["extrapolated"] else ""
+                cells += [f"{found['needs']:.3g}{beyond}"]
+                cells += [_with_interval(found["ratio"], found["interval"])]
+        own = (f"{row['parameters']:,.0f}", f"{row['tokens']:.3g}", f"{row['loss']:.4g}")
+        table.add_row(row["kind"], *own, *cells)
+    table.caption = "* beyond the sizes that were trained: an extrapolation"
+    return table
+
+
+def _with_interval(value: float, ends: Sequence[float | None]) -> str:
+    if ends[0] is None and ends[1] is None:
+        return f"{value:.3g}"
+    low, high = ("∞" if end is None else f"{end:.3g}" for end in ends)
+    return f"{value:.3g} ({low}–{high})"
+
+
+def _baseline(path: Path, kinds: Sequence[str], asked: str | None) -> str:
+    if asked is not None and asked not in kinds:
+        raise DataError(f"{path}: no kind {asked!r} in the table; there are {', '.join(kinds)}")
+    return asked or ("tied" if "tied" in kinds else kinds[0])
+
+
+def _varies(points: Points, form: Form) -> bool:
+    columns = {"n": points.parameters, "d": points.tokens}
+    return all(len(set(columns[letter])) > 1 for letter in form)
+
+
+def _form(points: Points, asked: Form | Literal["auto"]) -> Form:
+    """The form asked for, or the one whose terms the rows can tell apart."""
+    if asked != "auto":
+        return asked
+    if not _varies(points, "n"):
+        return "d"
+    if not _varies(points, "d") or scaling.line_of(points) is not None:
+        return "n"
+    return "nd"
+
+
+def _too_few(path: Path, kind: str, rows: Sequence[Row], form: Form, need: int) -> str:
+    of_kind = "" if kind == ALONE else f" of kind {kind!r}"
+    text = (
+        f"{path}: {len(rows)} row{'s' * (len(rows) != 1)}{of_kind}, and {FORMS[form]} is free in "
+        f"{need} numbers: give at least {need} rows, {need + 2} for intervals"
+    )
+    return f"{text}; --no-floor fixes E = 0 and needs {need - 1}" if need > 2 else text
+
+
+def _fit_kind(
+    points: Points, form: Form, floor: bool, replicates: int, seed: int
+) -> dict[str, Any]:
+    law = scaling.fit(points, form, floor)
+    laws = scaling.bootstrap(points, law, floor, replicates, seed)
+    values = law.named()
+    misfit = np.log(points.loss) - np.log(law.loss(points.parameters, points.tokens))
+    spare = len(points) - free_parameters(form, floor)
+    known = spare > 0 or bool(points.rounding.any())
+    intervals = {
+        name: list(
+            scaling.interval([other.named()[name] for other in laws]) if known else (None,) * 2
+        )
+        for name in values
+    }
+    figures = {
+        "rows": len(points),
+        "spare": spare,
+        "values": values,
+        "intervals": intervals,
+        "misfit": float(np.sqrt(np.mean(misfit**2))),
+        "floor_seen": law.floor > 0,
+    }
+    return {"law": law, "laws": laws if known else [], "points": points, "figures": figures}
+
+
+def _effective(
+    rows: Sequence[Row], base: str, fitted: dict[str, Any], form: Form
+) -> list[dict[str, Any]]:
+    """For every row of another kind: the baseline's N (or D) that reaches its loss."""
+    found = []
+    points: Points = fitted["points"]
+    for row in rows:
+        if row.kind == base:
+            continue
+        record: dict[str, Any] = {"kind": row.kind, "study": row.study}
+        record |= {name: row.value(name) for name in ("parameters", "tokens", "loss")}
+        for axis, name, own, other, trained in (
+            ("n", "capacity", "parameters", "tokens", points.parameters),
+            ("d", "data", "tokens", "parameters", points.tokens),
+        ):
+            if axis in form:
+                record[name] = _needs(fitted, axis, row.value(own), row.value(other), row, trained)
+        found.append(record)
+    return found
+
+
+def _needs(
+    fitted: dict[str, Any], axis: Any, own: float, other: float, row: Row, trained: np.ndarray
+) -> dict[str, Any]:
+    def ratio(law: Law) -> float | None:
+        needs = law.reaching(axis, row.value("loss"), other)
+        return needs / own if needs is not None else None
+
+    needs = fitted["law"].reaching(axis, row.value("loss"), other)
+    return {
+        "needs": needs,
+        "ratio": ratio(fitted["law"]),
+        "interval": list(scaling.interval([ratio(law) for law in fitted["laws"]])),
+        "extrapolated": needs is None or not trained.min() <= needs <= trained.max(),
+    }
+
+
+def _exponents(fits: dict[str, Any], base: str) -> list[dict[str, Any]]:
+    """Each kind's exponents less the baseline's, with intervals from independent replicates."""
+    found = []
+    for kind, fitted in fits.items():
+        if kind == base:
+            continue
+        for name in ("alpha", "beta"):
+            if name in fitted["figures"]["values"]:
+                pairs = zip(fitted["laws"], fits[base]["laws"], strict=False)
+                draws = [own.named()[name] - other.named()[name] for own, other in pairs]
+                own, other = (f["figures"]["values"][name] for f in (fitted, fits[base]))
+                ends = list(scaling.interval(draws))
+                found.append({"kind": kind, "exponent": name, "difference": own - other})
+                found[-1] |= {"interval": ends}
+    return found
+
+
+def _says(
+    result: dict[str, Any], points: Points, asked: Form | Literal["auto"], floor: bool
+) -> list[str]:
+    """What the numbers suffice for, in sentences."""
+    said = []
+    line = scaling.line_of(points)
+    if line is not None:
+        said.append(
+            f"Parameters and tokens rise together in this table (D ~ N^{line:.2f}), so α and β "
+            "cannot be told apart: the exponent is that of this path, and the effective capacity "
+            "compares models along it, tokens growing with size."
+            + (" The form asked for cannot be determined by it." if asked == "nd" else "")
+        )
+    for kind, figures in result["fits"].items():
+        if figures["spare"] == 0:
+            said.append(
+                f"{kind}: {figures['rows']} rows for as many free numbers. The curve goes through "
+                "every row, so nothing tests the formula; the intervals cover the rounding of the "
+                "losses alone, not the luck of a seed."
+            )
+        elif figures["spare"] < 3:
+            said.append(
+                f"{kind}: {figures['spare']} row(s) more than free numbers: rough intervals."
+            )
+        if floor and not figures["floor_seen"]:
+            said.append(f"{kind}: the rows show no floor (E = 0): they do not bend yet.")
+    for row in result["exponents"]:
+        low, high = row["interval"]
+        if low is None or high is None:
+            continue
+        verdict = "the exponents differ" if low * high > 0 else "they are not told apart"
+        if not all(result["fits"][kind]["spare"] for kind in (row["kind"], result["baseline"])):
+            verdict = "no verdict, since no row is left over to judge by"
+        said.append(
+            f"{_GREEK[row['exponent']]} of {row['kind']} less {result['baseline']}'s: "
+            f"{row['difference']:+.3f} ({low:+.3f} to {high:+.3f}): {verdict}."
+        )
+    for finding in result["contradictions"]:
+        said.append(
+            f"Line {finding['line']} ({finding['kind']}, {finding['parameters']:,.0f} parameters) "
+            f"contradicts itself: {finding['finding']}."
+        )
+    return said
+
+
+def _write(
+    result: dict[str, Any], rows: Sequence[Row], fits: dict[str, Any], files: dict[str, Path]
+) -> None:
+    kinds = {
+        kind: (points_of([row for row in rows if row.kind == kind]), fits.get(kind, {}).get("law"))
+        for kind in dict.fromkeys(row.kind for row in rows)
+    }
+    picture = scaling_picture(kinds, result["form"])
+    files["json"].parent.mkdir(parents=True, exist_ok=True)
+    result["files"] = {name: str(file) for name, file in files.items()}
+    write_atomic(files["svg"], picture.svg.encode())
+    write_atomic(files["png"], picture.png)
+    text = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False)
+    write_atomic(files["json"], text.encode())

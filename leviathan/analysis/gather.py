@@ -1,0 +1,162 @@
+"""Which runs a report is about: run folders, or a whole study, sorted into groups and arms."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from leviathan.analysis.runs import METRICS, Run, load_run, read_json
+from leviathan.config.load import read_config
+from leviathan.console import say
+from leviathan.errors import DataError
+
+STUDY_FILE = "study.json"
+
+# What may differ between two runs of one arm: the seed, and what changes no result.
+_NOT_THE_ARM = ("run_dir", "seed", "data.path", "engine", "parallel", "checkpoint")
+_NOT_THE_ARM += ("train.micro_batch_size", "train.log_every", "train.eval_every")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A run in its place: group, arm, and the values that a sweep gave it."""
+
+    run: Run
+    group: str
+    arm: str
+    baseline: bool
+    sweep: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def swept(self) -> str:
+        """The sweep's values as text, `lr 0.001`; empty without a sweep."""
+        return ", ".join(f"{k.rpartition('.')[2]} {_plain(v)}" for k, v in self.sweep.items())
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """All runs of a report, and what the study says of itself."""
+
+    entries: list[Entry]
+    title: str = ""
+    question: str = ""
+    caution: str = ""
+    missing: tuple[str, ...] = ()
+
+    @property
+    def is_study(self) -> bool:
+        """Whether the runs came from a study, which says how they belong together."""
+        return bool(self.title)
+
+
+def gather(paths: Sequence[Path]) -> Gathered:
+    """Reads run folders, or one study (its YAML file, or the folder of its runs).
+
+    Raises:
+        DataError: no run, a folder that is none, or a study none of whose runs has begun.
+        ConfigError: the study's file cannot be read.
+    """
+    if not paths:
+        raise DataError("no run folder given; usage: leviathan report RUN [RUN …] --out DIR")
+    folders = [_study_folder(Path(path)) for path in paths]
+    studies = [folder for folder in folders if folder is not None]
+    if not studies:
+        return Gathered(_by_configuration([load_run(Path(path)) for path in paths]))
+    if len(paths) > 1:
+        raise DataError(f"{studies[0]} is a study: report it alone, or name its runs")
+    return _from_study(studies[0])
+
+
+def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one, by dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _study_folder(path: Path) -> Path | None:
+    """The folder of a study's runs, if `path` means a study."""
+    if path.suffix in (".yaml", ".yml"):
+        data, _ = read_config(path)
+        if "out" not in data or ("arms" not in data and "groups" not in data):
+            raise DataError(f"{path}: no study; give a study's YAML file or run folders")
+        folder = Path(str(data["out"]))
+        if not (folder / STUDY_FILE).exists():
+            raise DataError(f"{path}: nothing in {folder} yet: run `leviathan study run {path}`")
+        return folder
+    return path if (path / STUDY_FILE).exists() else None
+
+
+def _from_study(folder: Path) -> Gathered:
+    study = read_json(folder / STUDY_FILE) or {}
+    entries, missing = [], []
+    try:
+        for record in study["runs"]:
+            place = _run_folder(folder, record)
+            if not (place / METRICS).exists():
+                missing.append(record["name"])
+                continue
+            entries.append(
+                Entry(
+                    load_run(place),
+                    record["group"],
+                    record["arm"],
+                    record["baseline"],
+                    record["sweep"],
+                )
+            )
+        texts = (study["title"], study["question"], study["caution"])
+    except (KeyError, TypeError) as error:
+        raise DataError(
+            f"{folder / STUDY_FILE}: damaged ({error!r}); run the study again"
+        ) from None
+    if not entries:
+        raise DataError(f"{folder}: none of the study's {len(missing)} runs has begun yet")
+    if missing:
+        say(f"{len(missing)} runs of the study are not there yet: {', '.join(missing[:6])}")
+    return Gathered(entries, *texts, tuple(missing))
+
+
+def _run_folder(folder: Path, record: dict[str, Any]) -> Path:
+    """Where a run lies: below the study's folder as it is now, else where it was written."""
+    moved = folder / record["name"]
+    return moved if moved.exists() else Path(record["run_dir"])
+
+
+def _by_configuration(runs: Sequence[Run]) -> list[Entry]:
+    """Arms by equal configurations but for the seed; the first run's arm is the baseline."""
+    arms: list[str] = []
+    for run in runs:
+        flat = flatten(run.config)
+        own = {
+            key: value
+            for key, value in flat.items()
+            if not any(key == name or key.startswith(f"{name}.") for name in _NOT_THE_ARM)
+        }
+        arm, number = json.dumps([run.data, own], sort_keys=True, default=str), 0
+        # The same seed twice is no replicate: these are to be held against each other.
+        taken = [other.seed for other, name in zip(runs, arms, strict=False) if name == arm]
+        if run.seed in taken:
+            number = len(taken)
+        arms.append(arm if not number else f"{arm} {number}")
+    keys = list(dict.fromkeys(arms))
+    firsts = [runs[arms.index(key)] for key in keys]
+    names = dict(zip(keys, _labels(firsts), strict=True))
+    return [Entry(run, "", names[arm], arm == arms[0]) for run, arm in zip(runs, arms, strict=True)]
+
+
+def _labels(runs: Sequence[Run]) -> list[str]:
+    """Kinds where they tell the runs apart, else folder names, else numbers too."""
+    for names in ([run.kind for run in runs], [run.path.name for run in runs]):
+        if len(set(names)) == len(names):
+            return names
+    return [f"{run.path.name} #{number}" for number, run in enumerate(runs, start=1)]
+
+
+def _plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,169 @@
+"""Parts of the report's page that have rules of their own: frequency, tasks, sweeps, fairness."""
+
+from html import escape
+from typing import Any
+
+from leviathan.analysis import plots
+from leviathan.analysis.markup import caption, figure, row, table, with_change
+from leviathan.analysis.picture import Picture
+from leviathan.analysis.table import MISSING, number, score, signed, task_scale
+
+_SCALE_TITLES = {
+    "absolute": "By occurrences in the training split",
+    "relative": "By share of the training tokens",
+}
+
+
+def by_frequency(group: dict[str, Any], drawn: Picture | None) -> str:
+    """Loss by how often the target was seen in training: drawing and tables."""
+    strata = group["frequency"]
+    if strata is None or drawn is None:
+        return caption(
+            "Not computed: run <code>leviathan frequency</code> on the checkpoints first."
+        )
+    text = "Validation targets, sorted into buckets by how often the token occurs in training."
+    if strata["pairs"]:
+        text += (
+            " Below: paired difference with its 95 % interval, from resampling documents. The "
+            "interval does not cover the luck of the seed."
+        )
+    tables = [_strata_table(strata, scale) for scale in _SCALE_TITLES]
+    name = "Loss by training frequency of the target"
+    return figure(drawn, name, text) + "".join(tables)
+
+
+def _strata_table(strata: dict[str, Any], scale: str) -> str:
+    runs, pairs = strata["runs"], strata["pairs"]
+    total = sum(one["tokens"] for one in runs[0][scale])
+    body = []
+    for index, one in enumerate(runs[0][scale]):
+        if not one["tokens"]:
+            continue
+        cells = [f"{one['tokens']:,}", plots.share(one["tokens"] / total)]
+        cells += [number(run[scale][index]["nats_per_token"], 3) for run in runs]
+        intervals = "".join(_interval(pair[scale][index]) for pair in pairs)
+        body.append(row(one["bucket"], cells, intervals))
+    heads = ["bucket", "targets", "share", *(run["label"] for run in runs)]
+    heads += [f"{pair['label']} − {pair['base']}" for pair in pairs]
+    return (
+        f"<h3>{_SCALE_TITLES[scale]}, nats per token</h3>"
+        f'<div class="buckets">{table(heads, body)}</div>'
+    )
+
+
+def _interval(one: dict[str, Any]) -> str:
+    low, high = signed(one["low"], 3), signed(one["high"], 3)
+    return with_change(
+        signed(one["difference"], 3), f"{low} to {high}" if one["low"] is not None else ""
+    )
+
+
+def downstream(group: dict[str, Any]) -> str:
+    """lm-eval's tasks, a column an arm."""
+    if not group["tasks"]:
+        return ""
+    body = []
+    for one in group["tasks"]:
+        cells = [f"{one['arms'][0]['samples']:,}" if one["arms"][0]["samples"] else MISSING]
+        shown = "".join(
+            with_change(score(cell, one["metric"]), _apart(cell, one["metric"]))
+            for cell in one["arms"]
+        )
+        body.append(row(f"{one['task']}, {one['metric']}", cells, shown))
+    heads = ["task", "samples", *(arm["label"] for arm in one_row_arms(group))]
+    text = (
+        "± standard error over samples. Small figures: difference to the baseline, and in units of "
+        "both standard errors together (σ); below about 2 σ a task does not tell the models apart."
+    )
+    return table(heads, body) + caption(text, "note")
+
+
+def one_row_arms(group: dict[str, Any]) -> list[dict[str, Any]]:
+    """The arms in the order of the tasks' columns."""
+    return group["tasks"][0]["arms"]
+
+
+def _apart(cell: dict[str, Any], metric: str) -> str:
+    if cell.get("difference") is None:
+        return ""
+    scale, _, digits = task_scale(metric)
+    text = signed(scale * cell["difference"], digits)
+    return f"{text} ({signed(cell['sigmas'], 1)} σ)" if cell.get("sigmas") is not None else text
+
+
+def swept(group: dict[str, Any], drawn: Picture | None) -> tuple[str, str]:
+    """A sweep's section: title and content; empty where nothing was swept."""
+    found = group["sweep"]
+    if not found or drawn is None:
+        return "Sweep", ""
+    settings = list(dict.fromkeys(p["swept"] for arm in found["arms"] for p in arm["points"]))
+    body = []
+    for setting in settings:
+        cells = ""
+        for arm in found["arms"]:
+            index, point = next(
+                ((i, p) for i, p in enumerate(arm["points"]) if p["swept"] == setting),
+                (None, None),
+            )
+            text = number(point["loss"] if point else None, 4)
+            best = index is not None and index == arm["best"]
+            cells += f"<td>{f'<b>{escape(text)}</b>' if best else escape(text)}</td>"
+        body.append(row(setting, [], cells))
+    ends = [arm["label"] for arm in found["arms"] if arm["at_the_end"]]
+    text = "Validation loss, nats per token; bold is the best of its arm."
+    if ends:
+        text += (
+            f" The best of {escape(', '.join(ends))} lies at an end of what was tried: a value "
+            "beyond it may be better still."
+        )
+    text += " Everything below compares each arm at its own best."
+    heads = ["", *(arm["label"] for arm in found["arms"])]
+    drawing = figure(drawn, "Loss over the swept value", text)
+    return f"Sweep of {', '.join(found['keys'])}", drawing + table(heads, body, coloured=True)
+
+
+def fairness(group: dict[str, Any]) -> str:
+    """The checks that decide whether differences are computed."""
+    pairing = group["pairing"]
+    if len(group["arms"]) < 2:
+        return ""
+    body = []
+    for check in pairing["checks"]:
+        mark = (
+            '<span class="yes">same</span>' if check["same"] else '<span class="no">not same</span>'
+        )
+        text = "<br>".join(escape(str(value)) for value in check["values"])
+        name = escape(check["check"])
+        body.append(
+            f'<tr><th scope="row">{name}</th><td>{mark}</td><td class="text">{text}</td></tr>'
+        )
+    note = pairing["note"] or (
+        "Every run saw the same tokens in the same order as its partner of the baseline, so their "
+        "losses are compared pairwise."
+    )
+    if group["sweep"]:
+        note += " Each arm has its own best swept values, so these differ."
+    refused = "".join(
+        f"<li><code>{escape(one['run'])}</code>: {escape(', '.join(one['differs']))}</li>"
+        for one in pairing["unequal"]
+    )
+    return (
+        caption(escape(note))
+        + (f"<ul>{refused}</ul>" if refused else "")
+        + table(["", "", "value"], body)
+    )
+
+
+def what_differs(group: dict[str, Any]) -> str:
+    """Configuration keys in which the arms differ."""
+    if len(group["arms"]) < 2:
+        return ""
+    rows = group["config_differences"]
+    if not rows:
+        return caption("The runs have the same configuration.")
+    body = [
+        row(one["key"], [MISSING if value is None else str(value) for value in one["values"]])
+        for one in rows
+    ]
+    heads = ["key", *(arm["label"] for arm in group["arms"])]
+    return table(heads, body) + caption("Everything else is equal.", "note")

@@ -1,0 +1,123 @@
+"""Which runs may be compared: same data, order, tokenizer and budget, check by check."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from leviathan.analysis.gather import Entry
+from leviathan.analysis.runs import Run
+
+
+def _order(run: Run) -> str | None:
+    window = run.config.get("data", {}).get("shuffle_window")
+    batch = run.config["train"]["global_batch_size"]
+    return f"seed {run.seed}, window {window}, {batch} rows a step"
+
+
+def _evaluated_on(run: Run) -> str | None:
+    data = (run.perplexity or {}).get("data") or {}
+    return f"{data.get('split')} of {_short(data.get('fingerprint'))}" if data else None
+
+
+def _short(fingerprint: str | None) -> str | None:
+    return fingerprint[:12] if fingerprint else None
+
+
+def _step(step: int | None) -> str | None:
+    return f"step {step:,}" if step is not None else None
+
+
+CHECKS: tuple[tuple[str, Callable[[Run], str | None]], ...] = (
+    ("Tokenizer", lambda run: _short(run.tokenizer)),
+    ("Training data", lambda run: _short(run.data)),
+    ("Data order", _order),
+    ("Context length", lambda run: f"{run.config['model']['seq_len']:,} tokens"),
+    ("Planned budget", lambda run: f"{run.planned_steps * run.tokens_per_step:,} tokens"),
+    ("Trained so far", lambda run: f"{run.step * run.tokens_per_step:,} tokens"),
+    ("Evaluated at", lambda run: _step(run.evaluated_step)),
+    ("Evaluated on", _evaluated_on),
+)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A run and the run of the baseline that it is held against; `differs` names failed checks."""
+
+    entry: Entry
+    base: Entry
+    differs: tuple[str, ...]
+
+    def counts(self, allow_unequal: bool) -> bool:
+        """Whether a difference between the two may be computed."""
+        return not self.differs or allow_unequal
+
+
+def differing(run: Run, base: Run) -> tuple[str, ...]:
+    """The checks in which two runs are not the same, or nobody knows."""
+    failed = []
+    for name, ask in CHECKS:
+        values = (ask(run), ask(base))
+        known = None not in values or name.startswith("Evaluated")
+        if values[0] != values[1] or not known:
+            failed.append(name.lower())
+    return tuple(failed)
+
+
+def pairs_of(entries: Sequence[Entry]) -> list[Pair]:
+    """For every run that is not the baseline's, the baseline's run that comes nearest to it."""
+    bases = [entry for entry in entries if entry.baseline]
+    pairs = []
+    for entry in entries:
+        if entry.baseline or not bases:
+            continue
+        same_sweep = [base for base in bases if base.sweep == entry.sweep] or bases
+        found = [Pair(entry, base, differing(entry.run, base.run)) for base in same_sweep]
+        pairs.append(min(found, key=lambda pair: len(pair.differs)))
+    return pairs
+
+
+def pairing_of(
+    entries: Sequence[Entry], pairs: Sequence[Pair], allow_unequal: bool
+) -> dict[str, Any]:
+    """The checks over all runs of a comparison, and what was refused, for the page and the JSON."""
+    checks = []
+    for name, ask in CHECKS:
+        values = list(dict.fromkeys(ask(entry.run) or "not recorded" for entry in entries))
+        failed = any(name.lower() in pair.differs for pair in pairs)
+        checks.append({"check": name, "values": values, "same": not failed})
+    unequal = [pair for pair in pairs if pair.differs]
+    refused = [
+        {"run": str(pair.entry.run.path), "arm": pair.entry.arm, "differs": list(pair.differs)}
+        for pair in unequal
+    ]
+    return {
+        "paired": bool(pairs) and len(unequal) < len(pairs),
+        "allowed": allow_unequal and bool(unequal),
+        "pairs": len(pairs) - (0 if allow_unequal else len(unequal)),
+        "unequal": refused,
+        "checks": checks,
+        "note": _note(pairs, unequal, allow_unequal),
+    }
+
+
+def _note(pairs: Sequence[Pair], unequal: Sequence[Pair], allow_unequal: bool) -> str:
+    if not unequal:
+        return ""
+    what = and_list(list(dict.fromkeys(name for pair in unequal for name in pair.differs)))
+    arms = and_list(list(dict.fromkeys(pair.entry.arm for pair in unequal)))
+    if allow_unequal:
+        return (
+            f"{arms} and the baseline differ in {what}, or a file that would tell is gone. Their "
+            "difference was asked for all the same (--allow-unequal): it is not due to the input "
+            "embedding alone."
+        )
+    whose = "These runs are" if len(unequal) == len(pairs) else f"{arms} (some runs) are"
+    return (
+        f"{whose} not paired with the baseline: they differ in {what}, or a file that would tell "
+        "is gone. They are shown side by side, and no difference between them is computed."
+    )
+
+
+def and_list(words: Sequence[str]) -> str:
+    """`a, b and c`."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -1,0 +1,80 @@
+"""Downstream tasks of arms: means over seeds, standard errors, differences in units of them."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from leviathan.analysis.gather import Entry
+
+
+def tasks_of(by_arm: Mapping[str, Sequence[Entry]]) -> list[dict[str, Any]]:
+    """One row a task and metric: per arm value, standard error over samples, and difference.
+
+    `sigmas` is the difference in units of both standard errors together: that of two independent
+    samples, so it is cautious where both models answered the same questions.
+    """
+    scores = {label: _arm_scores(own) for label, own in by_arm.items()}
+    keys = sorted({key for arm in scores.values() for key in arm})
+    rows = []
+    for key in keys:
+        cells, base = [], None
+        for number, (label, arm) in enumerate(scores.items()):
+            cell: dict[str, Any] = {"label": label} | arm.get(key, _MISSING)
+            base = cell if number == 0 else base
+            if number and base and None not in (cell["value"], base["value"]):
+                cell["difference"] = cell["value"] - base["value"]
+                if cell["stderr"] and base["stderr"]:
+                    cell["sigmas"] = cell["difference"] / math.hypot(cell["stderr"], base["stderr"])
+            cells.append(cell)
+        rows.append({"task": key[0], "metric": key[1], "arms": cells})
+    return rows
+
+
+_MISSING: dict[str, Any] = {"value": None, "stderr": None, "samples": None, "seeds": 0}
+
+
+def _arm_scores(entries: Sequence[Entry]) -> dict[tuple[str, str], dict[str, Any]]:
+    """(task, metric) → value over the seeds that were evaluated."""
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for entry in entries:
+        for row in _rows(entry.run.lm_eval):
+            found.setdefault((row["task"], row["metric"]), []).append(row)
+    means = {}
+    for key, rows in found.items():
+        values = [row["value"] for row in rows if row["value"] is not None]
+        errors = [row["stderr"] for row in rows if row["stderr"] is not None]
+        means[key] = {
+            "value": sum(values) / len(values) if len(values) == len(rows) else None,
+            # The questions are the same for all seeds: more seeds do not make them more.
+            "stderr": sum(errors) / len(errors) if errors and len(errors) == len(rows) else None,
+            "samples": rows[0]["samples"],
+            "seeds": len(rows),
+        }
+    return means
+
+
+def _rows(results: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """lm-eval's results as rows: task, metric, value, standard error."""
+    rows = []
+    for task, metrics in ((results or {}).get("results") or {}).items():
+        for key, value in metrics.items():
+            metric, _, filtered = key.partition(",")
+            if not filtered or metric.endswith("_stderr"):
+                continue
+            if value is not None and not isinstance(value, int | float):
+                continue
+            error = metrics.get(f"{metric}_stderr,{filtered}")
+            rows.append(
+                {
+                    "task": task,
+                    "metric": metric,
+                    "value": value,
+                    "stderr": error if isinstance(error, int | float) else None,
+                    "samples": _samples(results or {}, task),
+                }
+            )
+    return rows
+
+
+def _samples(results: dict[str, Any], task: str) -> int | None:
+    return ((results.get("n-samples") or {}).get(task) or {}).get("effective")

@@ -1,0 +1,98 @@
+"""A study for a cluster: one configuration and one launch per run, and a Slurm array over them."""
+
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from leviathan.config.load import dump_config
+from leviathan.data.files import check_folder, write_atomic
+from leviathan.quickstart import ROOT
+from leviathan.study.expand import Study
+from leviathan.study.plan import plan_study
+
+_SBATCH = """#!/bin/bash
+# {title}
+# One array task a run; a task that is killed or preempted saves, and goes on when it is requeued:
+#   sbatch {folder}/array.sbatch
+# Set the partition, the time and what one task needs for your cluster; runs.txt names the runs.
+#SBATCH --job-name={name}
+#SBATCH --array=1-{count}
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node={devices}
+#SBATCH --cpus-per-task=16
+#SBATCH --time=24:00:00
+#SBATCH --requeue
+#SBATCH --signal=B:USR1@120
+#SBATCH --output={name}-%A-%a.log
+set -euo pipefail
+
+script=$(sed -n "${{SLURM_ARRAY_TASK_ID}}p" {folder}/runs.txt)
+bash "{folder}/$script" &
+trap 'kill -USR1 -- $!; wait $!' USR1
+wait $!
+"""
+
+_SCRIPT = """#!/bin/bash
+# {name}: {steps} steps of {tokens} tokens, {parameters} parameters
+set -euo pipefail
+exec {command}
+"""
+
+
+def command_of(launch: str, config: Path) -> list[str]:
+    """The command that trains a configuration, alone or under a launcher."""
+    if not launch:
+        return ["python", "-m", "leviathan", "train", str(config)]
+    return [*shlex.split(launch), str(ROOT / "launch" / "train.py"), str(config)]
+
+
+def emit_study(study: Study, folder: Path) -> dict[str, Any]:
+    """Writes a study's launches into a folder; nothing is trained.
+
+    Returns:
+        The plan, with the files under "files".
+
+    Raises:
+        DataError: the folder cannot be written.
+    """
+    check_folder(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    plan = plan_study(study)
+    scripts = []
+    for number, (run, planned) in enumerate(zip(study.runs, plan["runs"], strict=True), start=1):
+        name = f"{number:03d}-{run.name.replace('/', '-')}"
+        config = folder / f"{name}.yaml"
+        write_atomic(config, dump_config(run.config).encode())
+        step = run.config.train.global_batch_size * run.config.model.seq_len
+        script = _SCRIPT.format(
+            name=run.name,
+            steps=f"{planned['steps']:,}",
+            tokens=f"{step:,}",
+            parameters=f"{planned['parameters']['total']:,}",
+            command=shlex.join(command_of(study.config.launch, config)),
+        )
+        scripts.append(f"{name}.sh")
+        _executable(folder / scripts[-1], script)
+    _executable(folder / "array.sbatch", _array(study, folder, scripts))
+    write_atomic(folder / "runs.txt", ("\n".join(scripts) + "\n").encode())
+    plan["files"] = {"array": str(folder / "array.sbatch"), "scripts": scripts}
+    write_atomic(folder / "plan.json", json.dumps(plan, indent=1, ensure_ascii=False).encode())
+    return plan
+
+
+def _array(study: Study, folder: Path, scripts: Sequence[str]) -> str:
+    return _SBATCH.format(
+        title=" ".join(study.config.title.split()),
+        name=study.path.stem,
+        folder=folder,
+        count=len(scripts),
+        devices=study.config.machine.devices,
+    )
+
+
+def _executable(path: Path, text: str) -> None:
+    write_atomic(path, text.encode())
+    path.chmod(0o755)

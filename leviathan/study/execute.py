@@ -1,0 +1,208 @@
+"""Carrying a study out on this machine: text, runs in order, evaluations, report.
+
+Every step passes over what is done, so the same command goes on after any interruption.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from leviathan.config.load import dump_config
+from leviathan.config.schema import PrepConfig
+from leviathan.config.study import TextConfig
+from leviathan.console import Bar, progress_bar, say
+from leviathan.data.files import check_folder, write_atomic
+from leviathan.errors import LeviathanError
+from leviathan.quickstart import last_step, logged
+from leviathan.study.emit import command_of
+from leviathan.study.expand import Study, StudyRun, data_folder
+from leviathan.study.plan import plan_study
+
+STUDY_FILE = "study.json"
+POLL_S = 0.3
+
+
+def run_study(study: Study) -> dict[str, Any]:
+    """Prepares the small text where the study has one, trains and evaluates all its runs.
+
+    A run that fails does not keep the others from being done.
+
+    Returns:
+        The plan, as `plan_study` gives it afterwards, and under "failed" the names of failed runs.
+
+    Raises:
+        ConfigError, DataError: what the study needs is not there.
+        LeviathanError: after everything else was done, if runs failed; it names them.
+    """
+    out = study.config.out
+    check_folder(out)
+    out.mkdir(parents=True, exist_ok=True)
+    if study.config.text is not None:
+        prepare_text(study.config.text, [g.vocab_size for g in study.config.all_groups().values()])
+    describe_study(study)
+    failed: dict[str, Path] = {}
+    for number, run in enumerate(study.runs, start=1):
+        log = _train(study, run, f"{number}/{len(study.runs)} {run.name}")
+        if log is not None:
+            failed[run.name] = log
+    done = [run for run in study.runs if run.is_complete]
+    evaluate_runs(study, done)
+    if failed:
+        listed = "\n".join(f"  {name}: {_last_words(log)}" for name, log in failed.items())
+        raise LeviathanError(
+            f"{len(failed)} of {len(study.runs)} runs failed (each one's log lies beside it):\n"
+            f"{listed}\nThe same command tries them again."
+        )
+    return plan_study(study)
+
+
+def describe_study(study: Study) -> None:
+    """Writes `study.json`: what the report must know of the runs, beside their own files."""
+    config = study.config
+    record = {
+        "file": str(study.path),
+        "title": config.title,
+        "question": config.question,
+        "caution": config.caution,
+        "sweep": list(config.sweep),
+        "runs": [
+            {
+                "name": run.name,
+                "group": run.group,
+                "arm": run.arm,
+                "seed": run.seed,
+                "sweep": run.sweep,
+                "baseline": run.baseline,
+                "run_dir": str(run.config.run_dir),
+            }
+            for run in study.runs
+        ],
+    }
+    text = json.dumps(record, indent=1, ensure_ascii=False)
+    write_atomic(config.out / STUDY_FILE, text.encode())
+
+
+def prepare_text(text: TextConfig, sizes: Sequence[int | None]) -> None:
+    """The standard library as corpus, and per vocabulary a tokenizer and a data set of it.
+
+    Raises:
+        DataError: this Python has no library sources, or the folder cannot be written.
+    """
+    from leviathan.data.prepare import prepare
+    from leviathan.data.prepare.stdlib_corpus import write_stdlib_corpus
+    from leviathan.data.tokenizer import train_bpe
+
+    corpus = text.folder / "corpus"
+    write_stdlib_corpus(corpus, max_bytes=text.max_bytes)
+    shards = sorted(corpus.glob("train-*"))
+    for size in sorted({size or text.vocab_size for size in sizes}):
+        ranks = text.folder / f"v{size}.tiktoken"
+        if not ranks.exists():
+            train_bpe(shards, size, ranks)
+        prepare(
+            PrepConfig.model_validate(
+                {
+                    "source": {"paths": [str(path) for path in shards]},
+                    "validation": {"paths": [str(corpus / "heldout.jsonl.zst")]},
+                    "tokenizer": str(ranks),
+                    "seq_len": text.seq_len,
+                    "out": data_folder(text, size),
+                    "drop_duplicates": True,
+                }
+            )
+        )
+
+
+def _train(study: Study, run: StudyRun, title: str) -> Path | None:
+    """Trains one run in a process of its own; where that fails, its log."""
+    steps, run_dir = run.config.train.steps, run.config.run_dir
+    if run.is_complete:
+        say(f"{title}: complete{_outcome(run_dir)}")
+        return None
+    configs = study.config.out / "configs"
+    file = configs / f"{run.name.replace('/', '-')}.yaml"
+    log = file.with_suffix(".log")
+    configs.mkdir(parents=True, exist_ok=True)
+    write_atomic(file, dump_config(run.config).encode())
+    command = command_of(study.config.launch, file)
+    with (
+        log.open("wb") as stderr,
+        progress_bar(title, total=steps, start=last_step(run_dir)) as bar,
+    ):
+        process = subprocess.Popen(
+            _on_this_machine(command), stdout=stderr, stderr=subprocess.STDOUT, process_group=0
+        )
+        try:
+            while process.poll() is None:
+                _show(bar, run_dir)
+                time.sleep(POLL_S)
+        except BaseException:
+            process.terminate()  # it saves, and ends
+            process.wait()
+            raise
+        _show(bar, run_dir)
+        if process.returncode == 0 and run.is_complete:
+            bar.advance(0, _outcome(run_dir).removeprefix(", "))
+            return None
+        bar.advance(0, f"failed: {_last_words(log)}")
+    return log
+
+
+def _on_this_machine(command: Sequence[str]) -> list[str]:
+    """`python` and launchers are those of this Python."""
+    if command[0] == "python":
+        return [sys.executable, *command[1:]]
+    beside = Path(sys.executable).parent / command[0]
+    return [str(beside) if beside.exists() else command[0], *command[1:]]
+
+
+def _show(bar: Bar, run_dir: Path) -> None:
+    losses = logged(run_dir, "loss")
+    if losses:
+        step = max(losses)
+        rate = logged(run_dir, "tokens_per_s").get(step) or 0
+        loss = f"{losses[step]:.3f}" if losses[step] is not None else "not finite"
+        bar.advance(step - bar.done, f"loss {loss} · {rate:,.0f} tokens/s")
+
+
+def _outcome(run_dir: Path) -> str:
+    held = logged(run_dir, "val_loss")
+    return f", validation loss {held[max(held)]:.4f}" if held and held[max(held)] else ""
+
+
+def _last_words(log: Path) -> str:
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("error: ")]
+    return (errors or lines or ["ended without a word"])[-1][:300] + f" ({log})"
+
+
+def evaluate_runs(study: Study, runs: Sequence[StudyRun]) -> None:
+    """Loss by frequency and lm-eval tasks of finished runs, where they are not there yet."""
+    wanted = study.config.evaluate
+    if wanted.frequency:
+        waiting = [run for run in runs if not _filed(run, "frequency.npz")]
+        for number, run in enumerate(waiting, start=1):
+            from leviathan.evaluate.frequency import frequency
+
+            say(f"Loss by frequency {number}/{len(waiting)}: {run.name}")
+            frequency([run.config.run_dir], run.config.data.path, batch_size=64)
+    waiting = [run for run in runs if wanted.tasks and not _filed(run, "lm_eval.json")]
+    for number, run in enumerate(waiting, start=1):
+        from leviathan.evaluate.harness import run_tasks
+
+        say(f"Tasks {number}/{len(waiting)}: {run.name}")
+        run_tasks(run.config.run_dir, wanted.tasks, _task_data(study), wanted.limit, 16, None)
+
+
+def _task_data(study: Study) -> Path | None:
+    text, given = study.config.text, study.config.evaluate.task_data
+    return given or (text.folder / "corpus" if text else None)
+
+
+def _filed(run: StudyRun, name: str) -> bool:
+    step = f"step-{run.config.train.steps:08d}"
+    return (run.config.run_dir / "evaluation" / step / name).exists()

@@ -1,0 +1,75 @@
+"""A tiny study carried out for real: trained, evaluated, reported; done again, nothing is done."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from leviathan.analysis.report import build_report
+from leviathan.errors import LeviathanError
+from leviathan.study.execute import run_study
+from leviathan.study.expand import load_study
+
+SMALL = Path(__file__).parents[3] / "configs" / "run" / "small.yaml"
+
+
+def tiny(tmp_path: Path, dataset: Path, arms: dict) -> Path:
+    path = tmp_path / "study.yaml"
+    study = {
+        "title": "Tiny",
+        "question": "Does it run?",
+        "out": str(tmp_path / "out"),
+        "run": str(SMALL),
+        "baseline": "tied",
+        "set": {
+            "data.path": str(dataset),
+            "model": {"d_model": 16, "n_layers": 1, "n_heads": 2, "seq_len": 32},
+            "model.vocab_size": 601,
+            "model.padded_vocab_size": 640,
+            "train": {"steps": 4, "global_batch_size": 4, "micro_batch_size": 4, "log_every": 1},
+            "train.eval_every": 2,
+            "optim.warmup_steps": 1,
+        },
+        "arms": arms,
+    }
+    path.write_text(yaml.safe_dump(study, sort_keys=False))
+    return path
+
+
+@pytest.mark.heavy
+def test_run_resume_and_report(tmp_path: Path, tiny_dataset: Path, capsys) -> None:
+    arms = {
+        "tied": {"model.embedding.kind": "tied"},
+        "codes": {"model.embedding.kind": "binary_codes"},
+    }
+    path = tiny(tmp_path, tiny_dataset, arms)
+    plan = run_study(load_study(path))
+    said = capsys.readouterr().err
+    assert "1/2 tied-s1234: 4/4 validation loss" in said
+    assert plan["left"]["runs"] == 0
+    for run in plan["runs"]:
+        evaluation = Path(run["run_dir"]) / "evaluation" / "step-00000004"
+        assert (evaluation / "frequency.npz").exists()
+        described = json.loads((Path(run["run_dir"]) / "run.json").read_text())
+        assert described["parameters"]["total"] == run["parameters"]["total"]
+        assert described["machine"]
+    before = {f: f.stat().st_mtime_ns for f in (tmp_path / "out").rglob("metrics.jsonl")}
+    run_study(load_study(path))
+    assert "2/2 codes-s1234: complete, validation loss" in capsys.readouterr().err
+    assert before == {f: f.stat().st_mtime_ns for f in before}
+    report = build_report([path], tmp_path / "report")
+    (group,) = report["groups"]
+    assert group["arms"][1]["relative"]["validation_nats"] is not None
+    assert report["question"] == "Does it run?"
+    assert [pair["label"] for pair in group["frequency"]["pairs"]] == ["codes"]
+
+
+def test_one_failure_keeps_no_other_run_from_being_done(tmp_path: Path, tiny_dataset: Path) -> None:
+    arms = {"tied": {"model.embedding.kind": "tied", "data.path": str(tmp_path / "nowhere")}}
+    path = tiny(tmp_path, tiny_dataset, arms | {"codes": {"model.embedding.kind": "binary_codes"}})
+    with pytest.raises(
+        LeviathanError, match=r"1 of 2 runs failed(.|\n)*tied-s1234: error: .*nowhere"
+    ):
+        run_study(load_study(path))
+    assert load_study(path).runs[1].is_complete

@@ -1,0 +1,197 @@
+"""Studies as lists of runs: who is compared with whom, mistakes told at once, what it will cost."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from leviathan.config.load import load_config
+from leviathan.config.schema import RunConfig
+from leviathan.config.study import dotted
+from leviathan.errors import ConfigError
+from leviathan.study.emit import emit_study
+from leviathan.study.expand import load_study
+from leviathan.study.plan import plan_study, plan_table
+
+ROOT = Path(__file__).parents[3]
+EXPERIMENTS = ROOT / "configs" / "experiments"
+SMALL = ROOT / "configs" / "run" / "small.yaml"
+
+
+@pytest.fixture
+def write(tmp_path: Path):
+    """Writes a study over the small run; fields given replace or add to it."""
+
+    def write(**fields) -> Path:
+        study = {
+            "title": "T",
+            "question": "Q?",
+            "out": str(tmp_path / "out"),
+            "run": str(SMALL),
+            "baseline": "tied",
+            "arms": {"tied": {"model.embedding.kind": "tied"}, "leviathan": None},
+        }
+        path = tmp_path / "study.yaml"
+        path.write_text(yaml.safe_dump(study | fields, sort_keys=False))
+        return path
+
+    return write
+
+
+def test_every_study_and_its_small_twin_load():
+    files = sorted(path.stem for path in EXPERIMENTS.glob("*.yaml"))
+    whole = [name for name in files if not name.endswith("_small")]
+    assert whole
+    assert {f"{name}_small" for name in whole} == set(files) - set(whole)
+    for name in files:
+        study = load_study(EXPERIMENTS / f"{name}.yaml")
+        assert sum(run.baseline for run in study.runs) >= 1
+        assert len({run.name for run in study.runs}) == len(study.runs)
+
+
+def test_published_sizes():
+    sizes = {
+        "scales": [
+            206_899_840, 208_432_896, 406_537_216, 408_266_880, 1_215_727_616, 1_217_981_568,
+        ],
+        "v1": [57_591_040, 59_891_456, 108_887_296, 108_149_504, 421_042_944, 420_801_792],
+    }  # fmt: skip
+    for name, expected in sizes.items():
+        plan = plan_study(load_study(EXPERIMENTS / f"{name}.yaml"))
+        assert [run["parameters"]["total"] for run in plan["runs"]] == expected
+    steps = [run.config.train.steps for run in load_study(EXPERIMENTS / "scales.yaml").runs]
+    assert steps == [16_000, 16_000, 32_000, 32_000, 92_000, 92_000]
+
+
+def test_arms_differ_in_their_embedding_alone(write):
+    tied, leviathan = load_study(write()).runs
+    assert tied.baseline
+    assert not leviathan.baseline
+    here, there = (dotted(run.config.model_dump(mode="json")) for run in (tied, leviathan))
+    differing = {key for key in here | there if here.get(key) != there.get(key)}
+    assert {key for key in differing if not key.startswith("model.embedding.")} == {"run_dir"}
+
+
+def test_order_names_and_layers(write):
+    path = write(
+        seeds=[1, 2],
+        sweep={"optim.lr": [1e-3, 2e-3]},
+        set={"train.steps": 30, "optim": {"warmup_steps": 3}},
+        groups={"small": {"set": {"model.d_model": 32}}, "large": {"set": {"train.steps": 40}}},
+    )
+    study = load_study(path)
+    assert [run.name for run in study.runs][:5] == [
+        "small/tied-lr0.001-s1",
+        "small/leviathan-lr0.001-s1",
+        "small/tied-lr0.001-s2",
+        "small/leviathan-lr0.001-s2",
+        "small/tied-lr0.002-s1",
+    ]
+    assert len(study.runs) == 16
+    small, large = study.runs[0].config, study.runs[-1].config
+    assert (small.model.d_model, small.train.steps, small.optim.warmup_steps) == (32, 30, 3)
+    assert (large.model.d_model, large.train.steps, large.optim.lr) == (64, 40, 2e-3)
+    assert small.run_dir == study.config.out / study.runs[0].name
+
+
+def test_changes_from_the_command_line(write):
+    study = load_study(write(), ["seeds=[7,8]", "set.train.steps=25", "sweep.optim.lr=[1e-3,3e-3]"])
+    assert [(run.seed, run.config.train.steps) for run in study.runs[:4]] == [(7, 25)] * 2 + [
+        (8, 25)
+    ] * 2
+    assert {run.config.optim.lr for run in study.runs} == {1e-3, 3e-3}
+
+
+def test_a_budget_in_tokens_per_parameter_is_the_baselines(write):
+    runs = load_study(write(tokens_per_parameter=3)).runs
+    plan = plan_study(load_study(write(tokens_per_parameter=3)))
+    assert runs[0].config.train.steps == runs[1].config.train.steps
+    assert plan["runs"][0]["tokens_per_parameter"] == pytest.approx(3, rel=0.01)
+    assert plan["runs"][1]["tokens_per_parameter"] < 3
+
+
+def test_small_text_sets_what_follows_from_it(write):
+    text = {"folder": "texts", "vocab_size": 1000, "seq_len": 64}
+    path = write(text=text, groups={"1k": {}, "2k": {"vocab_size": 2000}})
+    first, *_, last = load_study(path).runs
+    assert str(first.config.data.path) == "texts/v1000-t64"
+    assert (first.config.model.vocab_size, first.config.model.padded_vocab_size) == (1001, 1024)
+    assert str(last.config.data.path) == "texts/v2000-t64"
+    assert last.config.model.seq_len == 64
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"armz": {}}, "armz: unknown key; did you mean arms?"),
+        ({"baseline": "untied"}, "baseline 'untied' is none of tied, leviathan"),
+        ({"arms": {}}, "has no arms"),
+        ({"seeds": [1, 1]}, "seeds are given twice"),
+        ({"seeds": []}, "seeds: found"),
+        ({"set": {"seed": 3}}, "seed cannot be set"),
+        ({"groups": {"a": {"rum": "x"}}}, "groups.a.rum: unknown key; did you mean"),
+        ({"run": "nowhere.yaml"}, "nowhere.yaml: no such configuration file"),
+        ({"machine": {"mfu": 1.4}}, "machine.mfu: found 1.4, expected less than or equal to 1"),
+        ({"sweep": {"optim.lr": []}}, "sweep"),
+    ],
+)
+def test_mistakes(write, fields, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        load_study(write(**fields))
+
+
+def test_mistakes_in_runs_are_told_together_with_their_lines(write):
+    arms = {
+        "tied": {"model.embedding.kind": "tied"},
+        "a": {"model.embedding.kind": "leviathn"},
+        "b": {"model.d_mdel": 3},
+    }
+    path = write(arms=arms, seeds=[1, 2, 3])
+    with pytest.raises(ConfigError) as caught:
+        load_study(path)
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 2  # each once, not for every seed
+    assert "did you mean leviathan?" in lines[0]
+    assert "did you mean model.d_model?" in lines[1]
+    text = path.read_text().splitlines()
+    for line, key in zip(lines, ("leviathn", "d_mdel"), strict=True):
+        number = int(re.search(r"study\.yaml:(\d+):", line).group(1))  # type: ignore[union-attr]
+        assert key in text[number - 1]
+
+
+def test_plan_adds_up(write):
+    study = load_study(write(machine={"peak_tflops": 100, "mfu": 0.5, "devices": 4}))
+    plan = plan_study(study)
+    run = plan["runs"][0]
+    assert run["tokens"] == 100 * 32 * 128
+    assert run["flops"] == run["tokens"] * run["flops_per_token"]
+    assert run["device_hours"] == pytest.approx(run["flops"] / 50e12 / 3600)
+    assert run["state_bytes"] == 16 * run["parameters"]["total"]
+    assert plan["total"]["runs"] == plan["left"]["runs"] == 2
+    assert plan["total"]["flops"] == sum(one["flops"] for one in plan["runs"])
+    json.dumps(plan)
+    text = plan_table(plan)
+    assert "at 50 % of 100 TFLOP/s" in text
+    assert "leviathan-s1234" in text
+
+
+def test_emit_writes_a_launch_a_run(write, tmp_path):
+    study = load_study(write(launch="torchrun --nproc-per-node 4", seeds=[1, 2]))
+    written = emit_study(study, tmp_path / "jobs")
+    scripts = (tmp_path / "jobs" / "runs.txt").read_text().split()
+    assert scripts == written["files"]["scripts"]
+    assert len(scripts) == 4
+    for script, run in zip(scripts, study.runs, strict=True):
+        path = tmp_path / "jobs" / script
+        config = load_config(path.with_suffix(".yaml"), [], RunConfig)
+        assert config == run.config
+        text = path.read_text()
+        assert "exec torchrun --nproc-per-node 4" in text
+        assert str(path.with_suffix(".yaml")) in text
+        subprocess.run(["bash", "-n", str(path)], check=True)
+    array = tmp_path / "jobs" / "array.sbatch"
+    assert "#SBATCH --array=1-4" in array.read_text()
+    subprocess.run(["bash", "-n", str(array)], check=True)
