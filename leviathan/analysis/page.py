@@ -17,10 +17,11 @@ from leviathan.analysis.markup import (
 )
 from leviathan.analysis.page_parts import by_frequency, downstream, fairness, swept, what_differs
 from leviathan.analysis.picture import Picture
-from leviathan.analysis.table import arm_title, comparison_rows, number, signed, speed_note
+from leviathan.analysis.table import Row, arm_title, comparison_rows, number, signed, speed_note
 from leviathan.analysis.verdict import SMALL_RUN_TOKENS
 
 Pictures = Mapping[str, Picture]
+COLUMNS = 4  # arms side by side that fit a page, on paper too
 
 
 def page(report: dict[str, Any], pictures: Pictures) -> str:
@@ -137,13 +138,8 @@ def _overview(groups: Sequence[dict[str, Any]], pictures: Pictures) -> str:
 
 
 def _comparison(group: dict[str, Any]) -> str:
+    """Every figure, a column an arm; many arms first in one table of their own, a row each."""
     arms = group["arms"]
-    body = []
-    for name, rows in groupby(comparison_rows(group), key=lambda one: one.section):
-        body.append(f'<tr class="section"><th colspan="{len(arms) + 1}">{name}</th></tr>')
-        for one in rows:
-            cells = "".join(with_change(value, change) for value, change in one.cells)
-            body.append(f'<tr><th scope="row">{escape(one.name)}</th>{cells}</tr>')
     notes = []
     if any(arm.get("relative") for arm in arms):
         notes.append(f"Small figures: change against {escape(arms[0]['label'])}.")
@@ -151,10 +147,42 @@ def _comparison(group: dict[str, Any]) -> str:
         notes.append(escape(speed_note(group)))
     if any(len(arm["seeds"]) > 1 for arm in arms):
         notes.append("Figures are means over seeds, differences means over the pairs of one seed.")
-    heads = ["", *(arm_title(arm) for arm in arms)]
-    return section(
-        "Comparison", table(heads, body, coloured=True) + caption(" ".join(notes), "note")
-    )
+    rows = comparison_rows(group)
+    tables = [_standing(arms)] if len(arms) > COLUMNS else []
+    for first in range(0, len(arms), COLUMNS):
+        tables.append(_figures(rows, arms, range(first, min(first + COLUMNS, len(arms)))))
+    return section("Comparison", "".join(tables) + caption(" ".join(notes), "note"))
+
+
+def _figures(rows: Sequence[Row], arms: Sequence[dict[str, Any]], columns: range) -> str:
+    """The whole table of some of the arms."""
+    body = []
+    for name, of_section in groupby(rows, key=lambda one: one.section):
+        body.append(f'<tr class="section"><th colspan="{len(columns) + 1}">{name}</th></tr>')
+        for one in of_section:
+            cells = "".join(with_change(*one.cells[column]) for column in columns)
+            body.append(f'<tr><th scope="row">{escape(one.name)}</th>{cells}</tr>')
+    heads = ["", *(arm_title(arms[column]) for column in columns)]
+    return table(heads, body, coloured=True, first=columns.start)
+
+
+def _standing(arms: Sequence[dict[str, Any]]) -> str:
+    """The arms by their loss, best first."""
+    known = [arm for arm in arms if arm["validation_loss"] is not None]
+    body = []
+    for arm in sorted(known, key=lambda arm: arm["validation_loss"]):
+        relative = arm.get("relative") or {}
+        parameters = arm["parameters"] or {}
+        cells = [number(parameters.get("input_embedding"), 0), number(parameters.get("total"), 0)]
+        cells.append(number(arm["validation_loss"], 4))
+        cells.append(signed(relative.get("validation_nats"), 4))
+        cells += [
+            signed(relative.get(key), digits, " %")
+            for key, digits in (("loss_gain_percent", 2), ("perplexity_percent", 1))
+        ]
+        body.append(row(arm_title(arm), cells))
+    heads = ["", "input embedding", "parameters", "loss", "difference", "gain", "perplexity"]
+    return table(heads, body)
 
 
 def _curve_caption(group: dict[str, Any]) -> str:

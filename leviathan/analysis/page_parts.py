@@ -8,6 +8,7 @@ from leviathan.analysis.markup import caption, figure, row, table, with_change
 from leviathan.analysis.picture import Picture
 from leviathan.analysis.table import MISSING, number, score, signed, task_scale
 
+_BESIDE = 4  # columns of losses and differences that fit a page together
 _SCALE_TITLES = {
     "absolute": "By occurrences in the training split",
     "relative": "By share of the training tokens",
@@ -33,21 +34,33 @@ def by_frequency(group: dict[str, Any], drawn: Picture | None) -> str:
 
 
 def _strata_table(strata: dict[str, Any], scale: str) -> str:
+    """Losses, and beside them the differences; below, a few at a time, where there are many."""
     runs, pairs = strata["runs"], strata["pairs"]
     total = sum(one["tokens"] for one in runs[0][scale])
+    kept = [(index, one) for index, one in enumerate(runs[0][scale]) if one["tokens"]]
+    beside = pairs if len(runs) + len(pairs) <= _BESIDE else []
     body = []
-    for index, one in enumerate(runs[0][scale]):
-        if not one["tokens"]:
-            continue
+    for index, one in kept:
         cells = [f"{one['tokens']:,}", plots.share(one["tokens"] / total)]
         cells += [number(run[scale][index]["nats_per_token"], 3) for run in runs]
-        intervals = "".join(_interval(pair[scale][index]) for pair in pairs)
-        body.append(row(one["bucket"], cells, intervals))
+        body.append(
+            row(one["bucket"], cells, "".join(_interval(pair[scale][index]) for pair in beside))
+        )
     heads = ["bucket", "targets", "share", *(run["label"] for run in runs)]
-    heads += [f"{pair['label']} − {pair['base']}" for pair in pairs]
+    heads += [f"{pair['label']} − {pair['base']}" for pair in beside]
+    tables = [table(heads, body)]
+    apart = pairs if not beside else []
+    for first in range(0, len(apart), _BESIDE):
+        few = apart[first : first + _BESIDE]
+        body = [
+            row(one["bucket"], [], "".join(_interval(pair[scale][index]) for pair in few))
+            for index, one in kept
+        ]
+        heads = [f"less {few[0]['base']}", *(pair["label"] for pair in few)]
+        tables.append(table(heads, body))
     return (
         f"<h3>{_SCALE_TITLES[scale]}, nats per token</h3>"
-        f'<div class="buckets">{table(heads, body)}</div>'
+        f'<div class="buckets">{"".join(tables)}</div>'
     )
 
 

@@ -49,6 +49,7 @@ figcaption {{ margin-top: .5rem; }}
 figure svg {{ display: block; width: 100%; height: auto; }}
 .narrow {{ display: none; }}
 .scroll {{ overflow-x: auto; }}
+.scroll + .scroll {{ margin-top: 1.4rem; }}
 table {{ border-collapse: collapse; width: 100%; font-size: .92rem;
   font-variant-numeric: tabular-nums; }}
 th, td {{ text-align: right; padding: .34rem 0 .34rem 1.1rem; border-bottom: 1px solid var(--grid);

@@ -39,12 +39,13 @@ def comparison_rows(group: dict[str, Any]) -> list[Row]:
     rows = [
         row("Result", VALIDATION, _of("validation_loss", 4), _nats("validation_nats")),
         row("Result", "Perplexity", _of("perplexity", 2), _percent("perplexity_percent")),
-        row("Result", "Loss improvement, as the papers state it", _gain),
+        row("Result", "Loss improvement, as in the papers", _gain),
         row("Result", "Difference over seeds, 95 %", _over_seeds),
         row("Result", "Bits per byte", _of("bits_per_byte", 4), _nats("bits_per_byte")),
         row("Result", "Training loss, last tenth", _of("train_loss", 4), _nats("train_nats")),
         row("Sample efficiency", "Tokens to the baseline's final loss", _needed),
         row("Sample efficiency", "· times fewer", _times_fewer),
+        row("Sample efficiency", "Baseline was at the arm's loss after", _behind),
         row("Sample efficiency", "Device-hours to that loss", _hours_needed),
         row("Size", "Parameters", _part("total"), _change("parameters_percent", 2)),
         row("Size", "· input embedding", _part("input_embedding")),
@@ -188,9 +189,12 @@ def _times_fewer(arm: dict[str, Any]) -> str:
     found = _efficiency(arm)
     if found.get("ratio") is not None:
         return f"{found['ratio']:.2f} ×"
-    if found.get("behind") is not None:
-        return f"baseline was there after {100 * found['behind']:.0f} %"
     return MISSING
+
+
+def _behind(arm: dict[str, Any]) -> str:
+    behind = _efficiency(arm).get("behind")
+    return f"{100 * behind:.0f} % of its tokens" if behind is not None else MISSING
 
 
 def _hours_needed(arm: dict[str, Any]) -> str:

@@ -21,6 +21,9 @@ Remote = Literal["pdsh", "ssh"]
 LAUNCHERS: tuple[Launcher, ...] = ("deepspeed", "torchrun", "slurm")
 DEEPSPEED = ("-m", "deepspeed.launcher.runner")
 TORCHRUN = ("-m", "torch.distributed.run")
+# torch 2.14 tells where rank 0 is in the first round only, and who joins later waits for that in
+# vain; without the shared store it tells so in every round.
+PUBLISH_ANEW = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 # ssh that notices within 30 s that a machine is gone, and never asks.
 PDSH_OPTIONS = "PDSH_SSH_ARGS_APPEND"
 SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3")
@@ -132,7 +135,8 @@ def _torchrun(request: Request) -> list[Command]:
         else:
             place = ("--nnodes", str(len(request.hosts)), "--node-rank", str(number))
             place += ("--master-addr", first.name, "--master-port", str(request.port))
-        found.append(Command((*head, *place, *ranks, *restarts, *tail), host))
+        environment = dict(PUBLISH_ANEW) if request.elastic else {}
+        found.append(Command((*head, *place, *ranks, *restarts, *tail), host, environment))
     return found
 
 

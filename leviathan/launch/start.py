@@ -100,7 +100,8 @@ def _open(command: Command, exported: dict[str, str]) -> _Session:
     except FileNotFoundError:
         raise ConfigError("ssh: no such program on this machine") from None
     session = _Session(command.host.name, process)
-    spec = {"argv": command.argv, "cwd": os.getcwd(), "environment": exported}  # noqa: PTH109
+    environment = exported | command.environment
+    spec = {"argv": command.argv, "cwd": os.getcwd(), "environment": environment}  # noqa: PTH109
     session.say(json.dumps(spec))
     return session
 

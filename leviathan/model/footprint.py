@@ -16,6 +16,7 @@ import torch
 from leviathan.config.schema import EngineConfig, ModelConfig, RunConfig
 from leviathan.errors import ConfigError
 from leviathan.model.head import CHUNK_LOGITS
+from leviathan.model.shards import Shard
 from leviathan.model.transformer import CausalLM
 
 FP32, BF16 = 4, 2
@@ -105,6 +106,7 @@ class Sizes:
     blocks: int  # of all
     embedding: int  # of an input embedding of its own; 0 where it is tied
     rest: int  # head (or the tied table) and final norm
+    whole: int  # of all these, those that every tensor-parallel rank has entire
 
     @property
     def total(self) -> int:
@@ -129,8 +131,9 @@ def _sizes(text: str, tp: int) -> Sizes:
     cut = {}
     for path, module in model.named_modules():
         plan = getattr(module, "tp_plan", dict)()
-        cut |= {f"{path}.{name}": shard.dim for name, shard in plan.items()}
+        cut |= {f"{path}.{name}": how.dim for name, how in plan.items() if isinstance(how, Shard)}
     counts = {"block": 0, "embedding": 0, "rest": 0}
+    whole = 0
     own_head = not model.lm_head.tied
     for name, parameter in model.named_parameters():
         shape = list(parameter.shape)
@@ -138,6 +141,8 @@ def _sizes(text: str, tp: int) -> Sizes:
             if shape[dim] % tp:
                 raise ConfigError(f"parallel.tp={tp} does not divide dimension {dim} of {name}")
             shape[dim] //= tp
+        else:
+            whole += parameter.numel()
         if name.startswith("model.layers."):
             counts["block"] += prod(shape) if name.startswith("model.layers.0.") else 0
         elif name.startswith("model.embed_tokens.") and own_head:
@@ -147,7 +152,7 @@ def _sizes(text: str, tp: int) -> Sizes:
     if config.n_kv_heads % tp:
         raise ConfigError(f"parallel.tp={tp} does not divide n_kv_heads={config.n_kv_heads}")
     block = counts["block"]
-    return Sizes(block, block * config.n_layers, counts["embedding"], counts["rest"])
+    return Sizes(block, block * config.n_layers, counts["embedding"], counts["rest"], whole)
 
 
 @dataclass(frozen=True)

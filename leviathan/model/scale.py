@@ -95,15 +95,14 @@ class Estimate:
 
 def traffic(config: ModelConfig, layout: Layout, micro_batches: int) -> Traffic:
     """What one rank sends in a step of so many micro-batches."""
-    n, low, shards = sizes(config, layout.tp).total, layout.compute_bytes, layout.shards
-    tokens = layout.micro_batch_size * config.seq_len
+    size, low, shards = sizes(config, layout.tp), layout.compute_bytes, layout.shards
+    n, hidden = size.total, low * layout.micro_batch_size * config.seq_len * config.d_model
     # Each block enters and leaves its cut work twice, forward and backward; recomputing leaves it
-    # twice more. The head is entered once; a table that is cut is left once.
-    sums = config.n_layers * (6 if layout.recompute else 4) + 2
-    tensor = micro_batches * sums * _all_reduce(low * tokens * config.d_model, layout.tp)
-    tensor += _embedding_sum(config, layout)
+    # twice more. The head is entered once. Gradients of what is whole are summed once a step.
+    sums = config.n_layers * (6 if layout.recompute else 4) + 1
+    tensor = micro_batches * (sums * _all_reduce(hidden, layout.tp) + _rows(config, hidden, layout))
+    tensor += _all_reduce(FP32 * size.whole / shards, layout.tp)
     if layout.kind == "fsdp2":
-        size = sizes(config, layout.tp)
         gathers = 2 * (n - size.rest) + size.rest  # blocks again in the backward pass
         shard = micro_batches * (_ring(low * gathers, shards) + _ring(FP32 * n, shards))
         return Traffic(tensor, shard, _all_reduce(FP32 * n / shards, layout.replicas))
@@ -125,13 +124,14 @@ def _all_reduce(size: float, ranks: int) -> float:
     return 2 * _ring(size, ranks)
 
 
-def _embedding_sum(config: ModelConfig, layout: Layout) -> float:
-    """LEV that every rank generates entire (`replicated`): one gradient sum a step."""
+def _rows(config: ModelConfig, hidden: float, layout: Layout) -> float:
+    """What the input embedding sends forward, as if all ids of a micro-batch were distinct."""
     embedding = config.embedding
-    if getattr(embedding, "tp", None) != "replicated":
-        return 0.0
-    whole = account(config).input_embedding
-    return _all_reduce(FP32 * whole, layout.tp)
+    mode = getattr(embedding, "tp", None)
+    if mode == "ids":
+        return _ring(hidden, layout.tp)
+    cut = mode == "heads" or embedding.kind in ("tied", "untied")
+    return _all_reduce(hidden, layout.tp) if cut else 0.0
 
 
 def estimate(

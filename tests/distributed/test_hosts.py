@@ -192,7 +192,7 @@ def test_torchrun_goes_on_by_itself_with_what_is_left(hosts, folder, run_file, u
         wait_for(lambda: at_step(folder, alone_from + 5), "the one rank makes no step", log)
         hosts.start_sshd("node2")
         known = "set -a; . ./.deepspeed_env"
-        back, other = typed(hosts, folder, "sh", "-c", f"{known}; exec {of_node2}", at="node2")
+        back, other = typed(hosts, folder, "sh", "-c", f"{known}; {of_node2}", at="node2")
         wait_for(lambda: len(ranks_of(folder)) == 2, "the two do not find together", other)
         again_from = max(line["step"] for line in lines(folder / "run"))
         wait_for(lambda: at_step(folder, again_from + 5), "the two make no step", log)

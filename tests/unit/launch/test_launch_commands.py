@@ -66,6 +66,7 @@ def test_deepspeed_over_ssh_and_torchrun_are_one_command_a_host():
     assert "--nproc-per-node 2" in str(static[1])
     elastic = commands(request("torchrun", hosts=TWO, max_restarts=3))
     assert "--nnodes 1:2 --rdzv-backend c10d --rdzv-endpoint node1:29500" in str(elastic[1])
+    assert str(elastic[1]).startswith("TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 ")
     assert "is_host=1" in str(elastic[0])
     assert "is_host=0" in str(elastic[1])
 

@@ -47,9 +47,10 @@ def test_bytes_on_the_wire(name):
 def test_tensor_parallel_bytes():
     # 3 blocks × 4 sums and 2 more, of 2 · 16 tokens × 8 in bf16; two ranks send the size once.
     sent = traffic(model(), Layout(2, tp=2, micro_batch_size=2), 5)
-    assert sent.tensor == 5 * 14 * (2 * 16 * 8 * 2)
+    # The norms are whole everywhere: 3 · 16 + 8 gradients in fp32, once a step.
+    assert sent.tensor == 5 * 14 * (2 * 16 * 8 * 2) + 4 * 56
     again = traffic(model(), Layout(2, tp=2, micro_batch_size=2, recompute=True), 5)
-    assert again.tensor == 5 * 20 * (2 * 16 * 8 * 2)
+    assert again.tensor == 5 * 20 * (2 * 16 * 8 * 2) + 4 * 56
     assert sent.shard == 0
 
 
