@@ -1,5 +1,6 @@
 """A Llama folder back to a native checkpoint: nothing is lost on the way."""
 
+import json
 import shutil
 
 import pytest
@@ -89,3 +90,15 @@ def test_what_cannot_be_imported(tiny_tokenizer, tmp_path):
     with pytest.raises(CheckpointError, match=r"model\.safetensors: missing"):
         import_llama(tmp_path / "part", tmp_path / "other")
     assert not (tmp_path / "other").exists()
+    for key, value in {
+        "rope_scaling": {"rope_type": "llama3", "factor": 8.0},
+        "partial_rotary_factor": 0.5,
+        "sliding_window": 16,
+        "attention_bias": True,
+        "quantization_config": {"quant_method": "gptq"},
+        "model_type": "mistral",
+    }.items():
+        settings = json.loads((tmp_path / "out" / "config.json").read_text()) | {key: value}
+        (tmp_path / "part" / "config.json").write_text(json.dumps(settings))
+        with pytest.raises(CheckpointError, match=rf"config\.json: {key} is "):
+            import_llama(tmp_path / "part", tmp_path / "other")
