@@ -14,6 +14,8 @@ from leviathan.data.format import DatasetInfo
 from leviathan.errors import CheckpointError, DataError
 from leviathan.evaluate.perplexity import perplexity
 
+PLOT_ENDS = ("svg", "png")
+
 
 def leviathan(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "leviathan", *map(str, arguments)]
@@ -36,11 +38,8 @@ def test_from_commands_to_the_report(
     strata = tmp_path / "strata"
     done = leviathan("frequency", *runs, "--data", tiny_dataset, "--out", strata, "--json")
     pairs = json.loads(done.stdout)["pairs"]
-    assert {file.name for file in strata.iterdir()} == {
-        "frequency.json",
-        "frequency_absolute.svg",
-        "frequency_relative.svg",
-    }
+    plots = {f"frequency_{name}.{end}" for name in ("absolute", "relative") for end in PLOT_ENDS}
+    assert {file.name for file in strata.iterdir()} == {"frequency.json"} | plots
     report = build_report(runs, tmp_path / "out")
     assert report["pairing"]["paired"], report["pairing"]
     assert report["frequency"]["pairs"][0]["all"] == pairs[0]["all"]
