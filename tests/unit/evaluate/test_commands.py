@@ -41,12 +41,13 @@ def test_from_commands_to_the_report(
     plots = {f"frequency_{name}.{end}" for name in ("absolute", "relative") for end in PLOT_ENDS}
     assert {file.name for file in strata.iterdir()} == {"frequency.json"} | plots
     report = build_report(runs, tmp_path / "out")
-    assert report["pairing"]["paired"], report["pairing"]
-    assert report["frequency"]["pairs"][0]["all"] == pairs[0]["all"]
-    gap = report["runs"][1]["relative"]["validation_nats"]
+    (group,) = report["groups"]
+    assert group["pairing"]["paired"], group["pairing"]
+    assert group["frequency"]["pairs"][0]["all"] == pairs[0]["all"]
+    gap = group["arms"][1]["relative"]["validation_nats"]
     assert gap == pytest.approx(pairs[0]["all"]["difference"], rel=1e-6)
-    assert [run["lm_eval"][0]["samples"] for run in report["runs"]] == [4, 4]
-    assert all(run["parameters"]["total"] > 0 for run in report["runs"])
+    assert [arm["samples"] for arm in group["tasks"][0]["arms"]] == [4, 4]
+    assert all(arm["parameters"]["total"] > 0 for arm in group["arms"])
 
 
 def test_data_of_another_tokenizer(
