@@ -69,18 +69,7 @@ def describe_study(study: Study) -> None:
         "question": config.question,
         "caution": config.caution,
         "sweep": list(config.sweep),
-        "runs": [
-            {
-                "name": run.name,
-                "group": run.group,
-                "arm": run.arm,
-                "seed": run.seed,
-                "sweep": run.sweep,
-                "baseline": run.baseline,
-                "run_dir": str(run.config.run_dir),
-            }
-            for run in study.runs
-        ],
+        "runs": [run.record for run in study.runs],
     }
     text = json.dumps(record, indent=1, ensure_ascii=False)
     write_atomic(config.out / STUDY_FILE, text.encode())

@@ -38,6 +38,19 @@ class StudyRun:
     config: RunConfig
 
     @property
+    def record(self) -> dict[str, Any]:
+        """Which run it is, as plain JSON values."""
+        return {
+            "name": self.name,
+            "group": self.group,
+            "arm": self.arm,
+            "seed": self.seed,
+            "sweep": self.sweep,
+            "baseline": self.baseline,
+            "run_dir": str(self.config.run_dir),
+        }
+
+    @property
     def is_complete(self) -> bool:
         """Whether its last checkpoint is there, so that nothing need be trained."""
         step = f"step-{self.config.train.steps:08d}"

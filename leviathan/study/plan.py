@@ -83,14 +83,7 @@ def _plan_run(run: StudyRun, machine: MachineConfig) -> dict[str, Any]:
     config, size = run.config, account(run.config.model)
     tokens = config.train.steps * config.train.global_batch_size * config.model.seq_len
     flops = tokens * size.flops_per_token
-    return {
-        "name": run.name,
-        "group": run.group,
-        "arm": run.arm,
-        "seed": run.seed,
-        "sweep": run.sweep,
-        "baseline": run.baseline,
-        "run_dir": str(config.run_dir),
+    return run.record | {
         "parameters": {
             key: value
             for key, value in asdict(size).items()
