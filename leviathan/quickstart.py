@@ -9,7 +9,6 @@ import json
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from rich.rule import Rule
 
 from leviathan.console import console, say
 from leviathan.errors import LeviathanError
+from leviathan.parallel.ports import free_port
 
 ROOT = Path(__file__).parent.parent
 with suppress(ValueError):
@@ -106,13 +106,6 @@ def finish(process: subprocess.Popen[bytes], command: Sequence[str | Path]) -> N
             f"the step above ended with status {status}: {shlex.join(map(str, command))}\n"
             "Mend what it says and start the quickstart again; it continues where it stopped."
         )
-
-
-def free_port() -> int:
-    """A port that nobody on this machine listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Quickstart:

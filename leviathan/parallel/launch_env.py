@@ -4,7 +4,6 @@ import ctypes
 import os
 import platform
 import re
-import socket
 import zlib
 from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
@@ -14,6 +13,7 @@ from pathlib import Path
 import torch
 
 from leviathan.errors import OneRankError
+from leviathan.parallel.ports import free_port
 
 
 @dataclass(frozen=True)
@@ -101,13 +101,6 @@ def _from_srun(environ: Mapping[str, str]) -> dict[str, str]:
         "MASTER_ADDR": environ.get("MASTER_ADDR", "".join(part or "" for part in host.groups())),
         "MASTER_PORT": environ.get("MASTER_PORT", str(port)),
     }
-
-
-def free_port() -> int:
-    """A TCP port of this machine that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def share_cores(env: LaunchEnv) -> None:

@@ -12,7 +12,7 @@ import yaml
 from runs import LAUNCHERS, PATIENCE_S, REPOSITORY, STEPS, curve, finish, launched, signal_when_at
 
 from leviathan.checkpoint.load import load_model
-from leviathan.parallel.launch_env import free_port
+from leviathan.parallel.ports import free_port
 
 COMMANDS = [
     shlex.split(line)

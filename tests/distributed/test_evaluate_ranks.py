@@ -12,7 +12,7 @@ from runs import LAUNCHERS, PATIENCE_S, REPOSITORY, finish, launched
 
 from leviathan.errors import DataError, LeviathanError
 from leviathan.evaluate.ranks import joined
-from leviathan.parallel.launch_env import free_port
+from leviathan.parallel.ports import free_port
 
 ITEMS = [
     ("import re\n", ["import json", "pass"]),

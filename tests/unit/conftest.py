@@ -2,8 +2,9 @@
 
 import pytest
 
-from leviathan.parallel.launch_env import free_port, read_launch_env
+from leviathan.parallel.launch_env import read_launch_env
 from leviathan.parallel.mesh import init_mesh, leave_mesh
+from leviathan.parallel.ports import free_port
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from seven import write_items
 
-from leviathan.parallel.launch_env import free_port
+from leviathan.parallel.ports import free_port
 
 REPOSITORY = Path(__file__).parents[3]
 LAUNCHERS = {

@@ -14,8 +14,9 @@ from leviathan.errors import CheckpointError
 from leviathan.export.hf_llama import export
 from leviathan.model.init import init_weights
 from leviathan.model.transformer import CausalLM
-from leviathan.parallel.launch_env import free_port, read_launch_env
+from leviathan.parallel.launch_env import read_launch_env
 from leviathan.parallel.mesh import init_mesh, leave_mesh
+from leviathan.parallel.ports import free_port
 
 
 @pytest.fixture
