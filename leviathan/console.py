@@ -18,6 +18,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from leviathan.credentials import without_credentials
+
 console = Console(stderr=True, highlight=False, soft_wrap=True)
 
 PLAIN_INTERVAL_S = 15.0  # how often a bar becomes a line where there is no terminal
@@ -31,7 +33,7 @@ def is_rank_zero() -> bool:
 def say(text: str, style: str | None = None) -> None:
     """Prints one line to standard error on rank 0; `text` is never read as rich markup."""
     if is_rank_zero():
-        console.print(text, style=style, markup=False)
+        console.print(without_credentials(text), style=style, markup=False)
 
 
 def as_text(*tables: RenderableType) -> str:

@@ -1,8 +1,13 @@
 """What a user can get wrong. The command line turns each of these into one message and exit 2."""
 
+from leviathan.credentials import without_credentials
+
 
 class LeviathanError(Exception):
     """Base of every error a user can cause; its text says what, where, and what to do."""
+
+    def __str__(self) -> str:
+        return without_credentials(super().__str__())
 
 
 class ConfigError(LeviathanError):

@@ -14,6 +14,7 @@ import typer
 from leviathan.cli import data, evaluation, handover, launching, sizes, studies, training
 from leviathan.cli.options import is_another_rank
 from leviathan.console import console
+from leviathan.credentials import without_credentials
 from leviathan.errors import LeviathanError, OneRankError
 
 app = typer.Typer(
@@ -68,5 +69,6 @@ def _fail(message: str, shared: bool = True) -> NoReturn:
     another = is_another_rank()
     if not (another and shared):
         who = f"rank {os.environ['RANK']}: " if another else ""
-        console.print(f"error: {who}{message}", style="red", markup=False)
+        text = without_credentials(f"error: {who}{message}")
+        console.print(text, style="red", markup=False)
     sys.exit(2)

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ValidationError
 
 from leviathan.config.schema import ModelFile, PrepConfig, RunConfig
 from leviathan.config.study import StudyConfig
+from leviathan.credentials import without_credentials
 
 Path = tuple[str, ...]
 
@@ -111,7 +112,7 @@ def mistaken(keys: set[str], schema: type[BaseModel]) -> str | None:
 
 
 def _found(value: Any) -> str:
-    text = repr(value)
+    text = without_credentials(repr(value))
     return text if len(text) <= 60 else f"{text[:57]}…"
 
 

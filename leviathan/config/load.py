@@ -13,6 +13,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from leviathan.config.explain import explain, mistaken
+from leviathan.credentials import cleaned, without_credentials
 from leviathan.errors import ConfigError
 
 COMMAND_LINE = "command line"
@@ -35,7 +36,9 @@ class _Loader(yaml.SafeLoader):
             return super().construct_object(node, deep)
         except (ValueError, LookupError, AttributeError) as error:  # as `!!int abc` raises them
             kind = node.tag.rpartition(":")[2]
-            raise _refusal(node, f"{str(node.value)[:60]!r} is no {kind} ({error})") from None
+            raise _refusal(
+                node, f"{without_credentials(str(node.value))[:60]!r} is no {kind} ({error})"
+            ) from None
 
 
 _Loader.add_implicit_resolver(
@@ -184,7 +187,8 @@ def _override(text: str) -> tuple[tuple[str, ...], Any]:
     except ConfigError as error:
         reason = str(error).partition("not valid YAML: ")[2]
         raise ConfigError(
-            f"{COMMAND_LINE}: {dotted}: {value[:60]!r} is not valid YAML: {reason}"
+            f"{COMMAND_LINE}: {dotted}: {without_credentials(value)[:60]!r} is not valid YAML: "
+            f"{reason}"
         ) from None
 
 
@@ -269,5 +273,9 @@ def parse_config(text: str, schema: type[C], source: str = "configuration") -> C
 
 
 def dump_config(config: BaseModel) -> str:
-    """The resolved configuration as YAML; `parse_config` gives it back equal."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    """The resolved configuration as YAML; `parse_config` gives it back equal.
+
+    Passwords and tokens in URLs are left out: this is for files that others may read.
+    """
+    stored = cleaned(config.model_dump(mode="json"))
+    return yaml.safe_dump(stored, sort_keys=False, allow_unicode=True)

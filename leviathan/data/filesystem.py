@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from leviathan.credentials import HIDDEN, are_hidden
 from leviathan.errors import DataError
 
 _EXTRAS = {
@@ -19,6 +20,11 @@ def file_system(url: str) -> tuple[Any, str]:
     """
     import fsspec.core
 
+    if are_hidden(url):
+        raise DataError(
+            f"{url}: {HIDDEN} stands for what was not stored with this configuration: give the URL "
+            "again, with its password or token"
+        )
     options: dict[str, Any] = {}
     if url.startswith(("http://", "https://")):
         import aiohttp

@@ -20,6 +20,7 @@ import numpy as np
 from typing_extensions import override
 
 from leviathan.console import say
+from leviathan.credentials import without_credentials
 from leviathan.data.files import write_atomic
 from leviathan.data.filesystem import file_system, readable_error
 from leviathan.data.format import COUNTS_FILE, DATASET_FILE, DatasetInfo
@@ -72,7 +73,7 @@ class ShardCache:
             )
         for split in ("train", "val"):
             (self.folder / split).mkdir(parents=True, exist_ok=True)
-        write_atomic(mark, self._url.encode())
+        write_atomic(mark, without_credentials(self._url).encode())
         for name in (RANKS_FILE, META_FILE, COUNTS_FILE, "train/index.json", "val/index.json"):
             if not (self.folder / name).is_file():
                 with suppress(FileNotFoundError):  # told by whoever needs it

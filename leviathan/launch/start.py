@@ -145,6 +145,7 @@ def exported_environment(folder: Path) -> dict[str, str]:
                 continue
             name, equals, value = line.partition("=")
             if not equals or not name.strip().isidentifier():
-                raise ConfigError(f"{path}:{number}: {line!r}: expected NAME=value")
+                said = f"{name!r} before =" if equals else "no ="  # what is behind may be a secret
+                raise ConfigError(f"{path}:{number}: {said}: expected NAME=value")
             found[name.strip()] = value.strip()
     return found

@@ -1,6 +1,7 @@
 """A study for a cluster: one configuration and one launch per run, and a Slurm array over them."""
 
 import json
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from leviathan.study.plan import plan_study
 _SBATCH = """#!/bin/bash
 # {title}
 # One array task a run; a task that is killed or preempted saves, and goes on when it is requeued:
-#   sbatch {folder}/array.sbatch
+#   sbatch {array}
 # Set the partition, the time and what one task needs for your cluster; runs.txt names the runs.
 #SBATCH --job-name={name}
 #SBATCH --array=1-{count}
@@ -29,8 +30,9 @@ _SBATCH = """#!/bin/bash
 #SBATCH --output={name}-%A-%a.log
 set -euo pipefail
 
-script=$(sed -n "${{SLURM_ARRAY_TASK_ID}}p" {folder}/runs.txt)
-bash "{folder}/$script" &
+folder={folder}
+script=$(sed -n "${{SLURM_ARRAY_TASK_ID}}p" "$folder/runs.txt")
+bash "$folder/$script" &
 trap 'kill -USR1 -- $!; wait $!' USR1
 wait $!
 """
@@ -63,12 +65,12 @@ def emit_study(study: Study, folder: Path) -> dict[str, Any]:
     plan = plan_study(study)
     scripts = []
     for number, (run, planned) in enumerate(zip(study.runs, plan["runs"], strict=True), start=1):
-        name = f"{number:03d}-{run.name.replace('/', '-')}"
+        name = f"{number:03d}-{_plain(run.name)}"
         config = folder / f"{name}.yaml"
         write_atomic(config, dump_config(run.config).encode())
         step = run.config.train.global_batch_size * run.config.model.seq_len
         script = _SCRIPT.format(
-            name=run.name,
+            name=_one_line(run.name),
             steps=f"{planned['steps']:,}",
             tokens=f"{step:,}",
             parameters=f"{planned['parameters']['total']:,}",
@@ -85,14 +87,26 @@ def emit_study(study: Study, folder: Path) -> dict[str, Any]:
 
 def _array(study: Study, folder: Path, scripts: Sequence[str]) -> str:
     return _SBATCH.format(
-        title=" ".join(study.config.title.split()),
-        name=study.path.stem,
-        folder=folder,
+        title=_one_line(study.config.title),
+        name=_plain(study.path.stem),
+        array=_one_line(shlex.quote(str(folder / "array.sbatch"))),
+        folder=shlex.quote(str(folder)),
         count=len(scripts),
         devices=study.config.machine.devices,
     )
 
 
+def _plain(name: str) -> str:
+    """A name that means nothing to a shell, to Slurm or in a list of file names."""
+    return re.sub(r"[^\w.=+-]", "-", name)
+
+
+def _one_line(text: str) -> str:
+    """What stands in a comment, and must not leave it."""
+    return " ".join(text.split())
+
+
 def _executable(path: Path, text: str) -> None:
     write_atomic(path, text.encode())
-    path.chmod(0o755)
+    mode = path.stat().st_mode
+    path.chmod(mode | (mode & 0o444) >> 2)  # whoever may read it

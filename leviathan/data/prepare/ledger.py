@@ -104,7 +104,7 @@ def _locked(path: Path, kind: int, taken: str) -> Iterator[None]:
 
 def _lock(path: Path, kind: int) -> int:
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
             # The former holder may have removed the file between our open and our lock.

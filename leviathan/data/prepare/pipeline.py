@@ -15,6 +15,7 @@ import numpy as np
 
 from leviathan.config.schema import PrepConfig
 from leviathan.console import progress_bar, say
+from leviathan.credentials import cleaned
 from leviathan.data.format import REJECTS_FILE, DatasetInfo, SourceInfo, token_dtype
 from leviathan.data.prepare.assemble import (
     NothingToTrainOn,
@@ -285,18 +286,18 @@ def pack_parts(
 
 
 def _stored_config(config: PrepConfig) -> dict[str, Any]:
-    return config.model_dump(mode="json", exclude=_UNSTORED_KEYS)
+    return cleaned(config.model_dump(mode="json", exclude=_UNSTORED_KEYS))
 
 
 def _identity(config: PrepConfig, tokenizer: Tokenizer) -> dict[str, Any]:
     """What must be equal for a folder's work to be continued."""
-    stored = config.model_dump(mode="json", exclude=_FREE_KEYS | _PACKING_KEYS)
+    stored = cleaned(config.model_dump(mode="json", exclude=_FREE_KEYS | _PACKING_KEYS))
     return stored | {"tokenizer_fingerprint": tokenizer.fingerprint}
 
 
 def _already_finished(config: PrepConfig, inputs: Inputs) -> dict[str, Any]:
     info = DatasetInfo.load(config.out)
-    wanted = config.model_dump(mode="json", exclude=_FREE_KEYS)
+    wanted = cleaned(config.model_dump(mode="json", exclude=_FREE_KEYS))
     check_same(
         {key: value for key, value in info.config.items() if key not in _FREE_KEYS},
         wanted,

@@ -6,6 +6,7 @@ from typing import IO, Any
 
 from typing_extensions import override
 
+from leviathan.credentials import without_credentials
 from leviathan.data.filesystem import file_system, readable_error
 from leviathan.data.prepare.source import ByteSource, keep_corpus_files
 from leviathan.errors import DataError
@@ -31,7 +32,7 @@ class UrlSource(ByteSource):
     @property
     @override
     def name(self) -> str:
-        return self.url
+        return without_credentials(self.url)
 
     @override
     def size(self) -> int | None:

@@ -155,6 +155,10 @@ def test_what_every_host_is_told(tmp_path, monkeypatch):
     found = exported_environment(tmp_path)
     assert (found["NCCL_DEBUG"], found["A"]) == ("WARN", "b=c")
     assert "SECRET" not in found
+    (tmp_path / ".deepspeed_env").write_text("A=1\nhf_abc\n")
+    with pytest.raises(ConfigError, match="deepspeed_env:2: no =: expected NAME") as caught:
+        exported_environment(tmp_path)
+    assert "hf_abc" not in str(caught.value)
     (tmp_path / ".deepspeed_env").write_text("A=1\nexport B=2\n")
-    with pytest.raises(ConfigError, match=r"deepspeed_env:2: 'export B=2': expected NAME=value"):
+    with pytest.raises(ConfigError, match=r"deepspeed_env:2: 'export B' before =: expected NAME"):
         exported_environment(tmp_path)

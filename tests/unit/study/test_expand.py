@@ -195,3 +195,29 @@ def test_emit_writes_a_launch_a_run(write, tmp_path):
     array = tmp_path / "jobs" / "array.sbatch"
     assert "#SBATCH --array=1-4" in array.read_text()
     subprocess.run(["bash", "-n", str(array)], check=True)
+
+
+def test_emitted_scripts_take_every_name_as_it_is(write, tmp_path):
+    """Of a hostile title, arm and folder nothing is executed."""
+    place = tmp_path / "$(touch harm) `touch harm`; touch harm & 'x' \"y\""
+    arms = {"tied": {"model.embedding.kind": "tied"}, "a\ntouch harm\n$(touch harm)": None}
+    path = write(launch="launcher --n 2", arms=arms, title="T\ntouch harm", out=str(place / "out"))
+    path = path.rename(tmp_path / "s tudy$(touch harm).yaml")
+    study = load_study(path)
+    emit_study(study, place / "jobs")
+    launcher = tmp_path / "bin" / "launcher"
+    launcher.parent.mkdir()
+    launcher.write_text(f"#!/bin/bash\nprintf '%s\\n' \"$@\" > '{tmp_path}/called'\n")
+    launcher.chmod(0o755)
+    for number, run in enumerate(study.runs, start=1):
+        subprocess.run(
+            ["bash", str(place / "jobs" / "array.sbatch")],
+            env={"PATH": f"{launcher.parent}:/usr/bin:/bin", "SLURM_ARRAY_TASK_ID": str(number)},
+            cwd=tmp_path,
+            check=True,
+        )
+        *_, config = (tmp_path / "called").read_text().splitlines()
+        assert Path(config).is_relative_to(place)
+        assert load_config(Path(config), [], RunConfig) == run.config
+        (tmp_path / "called").unlink()
+    assert not list(tmp_path.rglob("harm"))
