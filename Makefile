@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 SHARDS ?=
 OUT ?= quickstart
 
-.PHONY: help venv quickstart test test-all check bench clean
+.PHONY: help venv quickstart test test-all check docs bench clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -43,6 +43,10 @@ check: venv  ## ruff, pyright, import-linter
 	@$(BIN)/ruff format --check .
 	@$(BIN)/pyright --pythonpath $(BIN)/python
 	@$(BIN)/lint-imports
+
+docs: venv  ## Write docs/configuration.md and docs/pictures anew
+	@$(BIN)/python -m leviathan.config.reference
+	@$(BIN)/python docs/pictures/draw.py
 
 bench: venv  ## Run the benchmarks on the CPU: about 45 minutes, with nothing else running
 	@mkdir -p benchmarks/out

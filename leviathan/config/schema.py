@@ -21,10 +21,13 @@ from leviathan.config.embedding import EmbeddingConfig, InputEmbeddingConfig
 from leviathan.config.embedding import LeviathanConfig as LeviathanConfig
 from leviathan.config.embedding import TiedConfig as TiedConfig
 from leviathan.config.embedding import lev_base as lev_base
+from leviathan.config.preparation import HubConfig as HubConfig
+from leviathan.config.preparation import PrepConfig as PrepConfig
+from leviathan.config.preparation import SourceConfig as SourceConfig
+from leviathan.config.preparation import ValidationConfig as ValidationConfig
 from leviathan.config.strict import (
     Beta,
     NonNegativeFloat,
-    Paths,
     PositiveFloat,
     PositiveInt,
     Strict,
@@ -38,17 +41,35 @@ from leviathan.config.strict import (
 class ModelConfig(Strict):
     """A decoder-only, pre-norm, Llama-named backbone and its input embedding."""
 
-    d_model: PositiveInt
-    n_layers: PositiveInt
-    n_heads: PositiveInt
-    n_kv_heads: PositiveInt = from_earlier("n_heads", compute=lambda heads: heads)
-    d_ff: PositiveInt = from_earlier("d_model", compute=lambda width: 4 * width)
+    d_model: PositiveInt = Field(description="width of the residual stream")
+    n_layers: PositiveInt = Field(description="blocks")
+    n_heads: PositiveInt = Field(description="attention heads; d_model / n_heads must be even")
+    n_kv_heads: PositiveInt = from_earlier(
+        "n_heads",
+        compute=lambda heads: heads,
+        default="n_heads",
+        description="key and value heads, shared in groups (GQA); divides n_heads",
+    )
+    d_ff: PositiveInt = from_earlier(
+        "d_model",
+        compute=lambda width: 4 * width,
+        default="4 · d_model",
+        description="hidden width of the SwiGLU MLP",
+    )
     seq_len: PositiveInt = Field(default=512, description="context length in tokens")
     vocab_size: PositiveInt = Field(description="the tokenizer's number of ids")
-    padded_vocab_size: PositiveInt = from_earlier("vocab_size", compute=lambda size: size)
-    rope_theta: PositiveFloat = 10_000.0
-    norm_eps: PositiveFloat = 1e-5
-    init_std: PositiveFloat = 0.02
+    padded_vocab_size: PositiveInt = from_earlier(
+        "vocab_size",
+        compute=lambda size: size,
+        default="vocab_size",
+        description="rows of tables and output head; those beyond vocab_size are never predicted",
+    )
+    rope_theta: PositiveFloat = Field(default=10_000.0, description="base of RoPE's frequencies")
+    norm_eps: PositiveFloat = Field(default=1e-5, description="under RMSNorm's root")
+    init_std: PositiveFloat = Field(
+        default=0.02,
+        description="std of weights at step 0; residual outputs less by √(2 · n_layers)",
+    )
     embedding: EmbeddingConfig
 
     @field_validator("embedding")
@@ -94,7 +115,7 @@ class MdsTokensFormat(Strict):
     """MDS shards that another converter wrote: one column of ids, no dataset.json."""
 
     kind: Literal["mds_tokens"]
-    column: str = "tokens"
+    column: str = Field(default="tokens", description="that holds the ids")
     dtype: Literal["uint16", "uint32", "int32", "int64"] | None = Field(
         default=None, description="of the ids; needed where the column is plain bytes"
     )
@@ -131,10 +152,12 @@ class DataConfig(Strict):
 class TrainConfig(Strict):
     """How long and how much at once. Batch sizes are in sequences."""
 
-    steps: PositiveInt
-    global_batch_size: PositiveInt
-    micro_batch_size: PositiveInt
-    log_every: PositiveInt = 10
+    steps: PositiveInt = Field(description="optimizer steps of the whole run")
+    global_batch_size: PositiveInt = Field(description="sequences a step, over all ranks")
+    micro_batch_size: PositiveInt = Field(
+        description="sequences at once on one rank; bounds memory"
+    )
+    log_every: PositiveInt = Field(default=10, description="steps; to metrics.jsonl")
     eval_every: int = Field(default=0, ge=0, description="steps; 0 evaluates at the end only")
     spike_deviations: NonNegativeFloat = Field(
         default=6.0,
@@ -155,15 +178,23 @@ class OptimConfig(Strict):
     """AdamW and its schedule; the defaults are the recipe of the controlled comparison."""
 
     lr: PositiveFloat = Field(default=1e-3, description="peak learning rate")
-    warmup_steps: int = Field(default=0, ge=0)
-    schedule: Literal["cosine", "wsd", "constant"] = "cosine"
-    final_lr_ratio: float = Field(default=0.1, ge=0, le=1, strict=False)
+    warmup_steps: int = Field(default=0, ge=0, description="in which lr rises linearly from 0")
+    schedule: Literal["cosine", "wsd", "constant"] = Field(
+        default="cosine", description="after the warm-up; wsd: constant, then decay_fraction down"
+    )
+    final_lr_ratio: float = Field(
+        default=0.1, ge=0, le=1, strict=False, description="last lr as a share of the peak"
+    )
     decay_fraction: float = Field(
         default=0.1, gt=0, le=1, strict=False, description="of all steps, at the end (wsd)"
     )
-    betas: Annotated[tuple[Beta, Beta], Field(strict=False)] = (0.9, 0.999)
-    eps: PositiveFloat = 1e-8
-    weight_decay: NonNegativeFloat = 0.0
+    betas: Annotated[tuple[Beta, Beta], Field(strict=False)] = Field(
+        default=(0.9, 0.999), description="of AdamW's two moments"
+    )
+    eps: PositiveFloat = Field(default=1e-8, description="AdamW's ε")
+    weight_decay: NonNegativeFloat = Field(
+        default=0.0, description="of matrices, not of gains and biases"
+    )
     grad_clip: PositiveFloat = Field(default=1.0, description="global norm")
     z_loss: NonNegativeFloat = Field(
         default=0.0, description="weight of (log Σ exp logits)² in the training loss"
@@ -187,7 +218,10 @@ class DeepSpeedConfig(EngineConfig):
     """DeepSpeed ZeRO. Its JSON is derived from the plan; `extra` is merged into it."""
 
     kind: Literal["deepspeed"] = "deepspeed"
-    zero_stage: Literal[0, 1, 2, 3] = 1
+    zero_stage: Literal[0, 1, 2, 3] = Field(
+        default=1,
+        description="cut over the ranks: nothing, masters and moments, gradients too, weights too",
+    )
     offload_optimizer: bool = Field(
         default=False, description="masters and moments in the CPU's memory (stages 1–3)"
     )
@@ -238,7 +272,7 @@ class CheckpointConfig(Strict):
     every: int = Field(
         default=0, ge=0, description="steps; 0 saves at the end and on a signal only"
     )
-    keep_last: PositiveInt = 2
+    keep_last: PositiveInt = Field(default=2, description="newest that stay")
     keep_every: int = Field(
         default=0, ge=0, description="checkpoints of every so-many-th step are never removed"
     )
@@ -250,8 +284,8 @@ class CheckpointConfig(Strict):
 class RunConfig(Strict):
     """One training run: `leviathan train RUN.yaml`."""
 
-    run_dir: UserPath
-    seed: int = Field(default=1234, ge=0)
+    run_dir: UserPath = Field(description="folder of its checkpoints and metrics.jsonl")
+    seed: int = Field(default=1234, ge=0, description="of weights and order of the data")
     init_from: UserPath | None = Field(
         default=None, description="checkpoint or run whose weights step 0 begins with"
     )
@@ -284,91 +318,3 @@ class RunConfig(Strict):
                 f"{', '.join(fitting)}, or make these multiples of {tp}"
             )
         return self
-
-
-# ---------------------------------------------------------------- corpus preparation
-
-
-class HubConfig(Strict):
-    """A data set of the Hugging Face Hub, or a local folder that `datasets` loads."""
-
-    id: str
-    config: str | None = None
-    split: str = "train"
-    revision: str | None = Field(default=None, description="branch, tag or commit")
-    text_column: str = "text"
-    subset_column: str | None = None
-
-
-class SubsetsConfig(Strict):
-    """Which subsets to keep: those named, or all but those named."""
-
-    include: Paths = Field(default_factory=list)
-    exclude: Paths = Field(default_factory=list)
-
-    @model_validator(mode="after")
-    def _one_of_them(self) -> "SubsetsConfig":
-        if self.include and self.exclude:
-            raise ValueError("give include or exclude, not both")
-        return self
-
-
-class SourceConfig(Strict):
-    """What to read, in this order; inside a folder or a glob, in name order."""
-
-    paths: Paths = Field(default_factory=list, description="files, globs, folders or URLs")
-    hub: HubConfig | None = None
-    text_key: str = Field(default="text", min_length=1, description="dotted path")
-    subset_key: str = Field(default="meta.pile_set_name", min_length=1, description="dotted path")
-    default_subset: str = Field(default="unnamed", min_length=1)
-    subsets: SubsetsConfig = Field(default_factory=SubsetsConfig)
-
-    @model_validator(mode="after")
-    def _one_kind(self) -> "SourceConfig":
-        if not self.paths and self.hub is None:
-            raise ValueError("nothing to read: give source.paths or source.hub")
-        if self.paths and self.hub is not None:
-            raise ValueError("give paths or hub, not both (paths=[] takes the paths away)")
-        return self
-
-
-class ValidationConfig(Strict):
-    """Where the validation split comes from: own shards, or a share of the documents by hash."""
-
-    paths: Paths = Field(default_factory=list, description="held-out files, globs or folders")
-    hub: HubConfig | None = Field(default=None, description="in place of paths")
-    fraction: float = Field(
-        default=0.005, ge=0, lt=1, strict=False, description="by content hash; unused with paths"
-    )
-
-    @model_validator(mode="after")
-    def _one_kind(self) -> "ValidationConfig":
-        if self.paths and self.hub is not None:
-            raise ValueError("give paths or hub, not both")
-        return self
-
-
-class PrepConfig(Strict):
-    """One corpus preparation: `leviathan prep CONFIG.yaml`."""
-
-    source: SourceConfig
-    validation: ValidationConfig = Field(default_factory=ValidationConfig)
-    tokenizer: str = Field(description="a tiktoken name such as o200k_base, or a .tiktoken file")
-    seq_len: PositiveInt = 512
-    out: UserPath
-    workers: PositiveInt = 1
-    executor: Literal["local", "ray", "rank"] = Field(
-        default="local", description="where: processes here, a Ray cluster, one slice a rank"
-    )
-    on_error: Literal["fail", "quarantine"] = "fail"
-    max_reject_fraction: float = Field(default=0.01, ge=0, le=1, strict=False)
-    max_document_bytes: PositiveInt = Field(
-        default=1 << 28, description="longer lines are bad lines; bounds memory"
-    )
-    drop_duplicates: bool = False
-    backend: Literal["auto", "gigatoken", "tiktoken"] = Field(
-        default="auto", description="what encodes; never changes an id"
-    )
-    mixing: dict[str, NonNegativeFloat] = Field(
-        default_factory=dict, description="epochs of the training split by subset; 1 if not named"
-    )

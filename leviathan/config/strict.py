@@ -12,9 +12,13 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
-def from_earlier(*names: str, compute: Any) -> Any:
-    """A default computed from fields declared earlier in the same model."""
-    return Field(default_factory=lambda earlier: compute(*(earlier[name] for name in names)))
+def from_earlier(*names: str, compute: Any, default: str, description: str) -> Any:
+    """A default computed from fields declared earlier in the same model; `default` says how."""
+    return Field(
+        default_factory=lambda earlier: compute(*(earlier[name] for name in names)),
+        description=description,
+        json_schema_extra={"default": default},
+    )
 
 
 PositiveInt = Annotated[int, Field(gt=0)]

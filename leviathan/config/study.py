@@ -49,7 +49,7 @@ class GroupConfig(Strict):
     run: str | None = Field(default=None, description="run configuration, beside the study's file")
     set: Changes = Field(default_factory=dict, description="changes to every run of the group")
     arms: Arms | None = Field(default=None, min_length=1, description="in place of the study's")
-    baseline: str | None = None
+    baseline: str | None = Field(default=None, description="in place of the study's")
     vocab_size: PositiveInt | None = Field(default=None, description="of the small text")
     tokens_per_parameter: PositiveFloat | None = Field(
         default=None, description="sets train.steps, by the baseline's parameters, for every arm"
@@ -64,14 +64,14 @@ class TextConfig(Strict):
 
     folder: UserPath = Field(description="corpus, tokenizers and data sets; studies may share it")
     vocab_size: PositiveInt = Field(default=8192, description="byte-level BPE entries")
-    seq_len: PositiveInt = 128
+    seq_len: PositiveInt = Field(default=128, description="tokens")
     max_bytes: PositiveInt = Field(default=10_000_000, description="of text")
 
 
 class MachineConfig(Strict):
     """What the plan's hours are reckoned for."""
 
-    name: str = "H100"
+    name: str = Field(default="H100", description="for the plan's heading")
     peak_tflops: PositiveFloat = Field(default=989.0, description="of one device, dense bf16")
     mfu: float = Field(default=0.4, gt=0, le=1, strict=False, description="of the peak, as planned")
     devices: PositiveInt = Field(default=8, description="at work on one run")
@@ -90,7 +90,7 @@ class EvaluateConfig(Strict):
 class StudyConfig(Strict):
     """One study: `leviathan study plan STUDY.yaml`."""
 
-    title: str = Field(min_length=1)
+    title: str = Field(min_length=1, description="stands on the report")
     question: str = Field(min_length=1, description="what the study is to answer")
     caution: str = Field(default="", description="what a study of this size cannot show")
     out: UserPath = Field(description="folder of all its runs")
@@ -99,9 +99,13 @@ class StudyConfig(Strict):
     baseline: str = Field(description="the arm that the others are compared with")
     arms: Arms = Field(default_factory=dict, description="name → changes; in this order")
     groups: dict[str, GroupConfig] = Field(default_factory=dict)
-    seeds: list[Annotated[int, Field(ge=0)]] = Field(default=[1234], min_length=1)
+    seeds: list[Annotated[int, Field(ge=0)]] = Field(
+        default=[1234], min_length=1, description="replicates of every arm"
+    )
     sweep: Sweep = Field(default_factory=dict, description="key → values, every combination")
-    tokens_per_parameter: PositiveFloat | None = None
+    tokens_per_parameter: PositiveFloat | None = Field(
+        default=None, description="budget by the baseline's parameters, in place of train.steps"
+    )
     text: TextConfig | None = None
     evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig)
     launch: str = Field(default="", description="launcher, e.g. deepspeed --num_accelerators 8")

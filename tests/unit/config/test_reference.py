@@ -1,0 +1,35 @@
+"""docs/configuration.md is what the models say, and says it of every key."""
+
+import re
+
+import pytest
+
+from leviathan.config import reference
+from leviathan.config.explain import _all_keys
+from leviathan.config.schema import PrepConfig, RunConfig
+from leviathan.config.study import StudyConfig
+
+
+def test_the_page_is_up_to_date():
+    assert reference.PAGE.read_text() == reference.page(), "run `make docs`"
+
+
+@pytest.mark.parametrize("schema", [RunConfig, PrepConfig, StudyConfig])
+def test_every_key_has_a_row_with_a_meaning(schema):
+    rows = re.findall(r"^\| `(\w+)` \| (.+) \| (.*) \| (.+) \|$", reference.page(), re.MULTILINE)
+    assert {path[-1] for path in _all_keys(schema)} <= {row[0] for row in rows}
+    assert all(meaning.strip() for *_, meaning in rows)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "| `steps` | integer > 0 | *required* | optimizer steps of the whole run |",
+        "| `d_ff` | integer > 0 | *4 · d_model* | hidden width of the SwiGLU MLP |",
+        "| `betas` | list of number ≥ 0, < 1 | `[0.9, 0.999]` | of AdamW's two moments |",
+        "| `fraction` | number ≥ 0, < 1 | `0.005` | by content hash; unused with paths |",
+        "| `base` | integer ≥ 2, `null` | `null` | b; left out: the least b with b^k ≥ V |",
+    ],
+)
+def test_types_ranges_and_defaults(row):
+    assert row in reference.page().splitlines()
