@@ -24,7 +24,7 @@ def changed(tmp_path_factory):
         shutil.copytree(REPOSITORY / name, copy / name, ignore=ignored)
     shutil.copy(REPOSITORY / "pyproject.toml", copy)
     blocks = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
-    assert [kind for kind, _ in blocks] == ["diff", "python", "diff", "diff"]
+    assert [kind for kind, _ in blocks] == ["diff", "python", *["diff"] * 4]
     assert f"`{NEW_FILE}`" in PAGE
     for kind, content in blocks:
         if kind == "python":
@@ -54,7 +54,7 @@ def run(copy, *words, folder=None):
 def test_its_code_is_in_the_houses_style(changed):
     files = [NEW_FILE, "leviathan/config/embedding.py", "leviathan/model/embedding/__init__.py"]
     for task in (["check"], ["format", "--check"]):
-        run(changed, "ruff", *task, *files, "leviathan/export/card.py")
+        run(changed, "ruff", *task, *files, "leviathan/export/card.py", "tests/unit/model")
 
 
 @pytest.mark.heavy

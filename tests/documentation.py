@@ -1,0 +1,107 @@
+"""The commands of the documentation, and which test runs each.
+
+In every page, indented blocks and code fences without a language hold commands and nothing else,
+one a line; anything else is fenced with its language (`text`, `yaml`, `json`, `python`, `diff`). So
+a command that is added is found here, and `tests/unit/test_every_command.py` asks who runs it.
+"""
+
+import re
+import shlex
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+# benchmarks/RESULTS.md holds output, and names the command of each table in words.
+PAGES = [
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "data_prep/README.md",
+    "eval/README.md",
+    "launch/README.md",
+    *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md")),
+]
+
+# Page → the test that runs every command of it but those in ONLY_PARSED.
+RUN_BY = {
+    "README.md": "tests/e2e/test_readme_runs.py",
+    "data_prep/README.md": "tests/e2e/test_data_prep.py",
+    "docs/checkpoints.md": "tests/distributed/test_docs.py",
+    "docs/embedding_kind.md": "tests/distributed/test_embedding_kind_docs.py",
+    "docs/operations.md": "tests/distributed/test_operations.py",
+    "docs/studies.md": "tests/e2e/test_readme_runs.py",
+    "docs/tutorial.md": "tests/e2e/test_tutorial.py",
+    "eval/README.md": "tests/unit/evaluate/test_eval_readme.py",
+    "launch/README.md": "tests/distributed/test_launch_docs.py",
+}
+
+_QUICKSTART = "minutes long; tests/e2e/test_quickstart.py runs it in small"
+_MAKE = "this very test suite, or an installation"
+_HUB = "fetches from the Hugging Face Hub"
+_STUDY = "minutes to days; tests/unit/study/test_execute.py runs one in small"
+_SLURM = "there is no Slurm; tests/distributed/test_slurm.py runs the script that it submits"
+_HOSTS = "two machines; tests/distributed/test_launch_docs.py runs the same on two"
+ONLY_PARSED = {
+    "make quickstart": _QUICKSTART,
+    "make quickstart SHARDS='corpus/*.jsonl.zst' OUT=mine": _QUICKSTART,
+    "make test": _MAKE,
+    "make check": _MAKE,
+    "make venv": _MAKE,
+    "python -m pytest tests/unit/config": _MAKE,
+    "make docs": "tests/unit/test_every_command.py and config/test_reference.py hold its output",
+    "leviathan launch configs/run/pile_400m.yaml --hostfile hostfile": _HOSTS,
+    "leviathan eval runs/400m-leviathan --tasks hellaswag,piqa,lambada_openai,wikitext": _HUB,
+    "leviathan study run configs/experiments/ablation_small.yaml": _STUDY,
+    "leviathan study run configs/experiments/fairness_init_small.yaml": _STUDY,
+    "leviathan study run configs/experiments/fairness_init.yaml": _STUDY,
+    "leviathan study run configs/experiments/fairness_lr_small.yaml": _STUDY,
+    "leviathan study run configs/experiments/fairness_lr.yaml": _STUDY,
+    "leviathan launch run.yaml --launcher slurm --nodes 2 --ranks 8": _SLURM,
+    "leviathan eval CKPT --tasks lambada_openai": _HUB,
+    "lm_eval --model hf --model_args pretrained=exported --tasks hellaswag,arc_easy,arc_challenge,"
+    "piqa,winogrande,lambada_openai": _HUB,
+    "lm_eval --model hf --model_args pretrained=exported,add_bos_token=False "
+    "--tasks wikitext": _HUB,
+    "leviathan prep configs/data/pile.yaml "
+    "'source.paths=[hf://datasets/monology/pile-uncopyrighted/train/*.zst]' out=data/pile": _HUB,
+    "leviathan prep configs/data/pile.yaml 'source.paths=[]' "
+    "source.hub.id=monology/pile-uncopyrighted out=data/pile": _HUB,
+    "leviathan train configs/run/pile_400m.yaml data.remote=s3://bucket/pile "
+    "data.path=/scratch/pile data.cache_limit=200GB": "a bucket; tests/unit/data/test_remote.py",
+}
+
+
+def commands(page: str) -> list[str]:
+    """The commands of a page, in order, without comments."""
+    return commands_in((ROOT / page).read_text())
+
+
+def commands_in(text: str) -> list[str]:
+    """The commands of Markdown text."""
+    found, fence, blank = [], None, True
+    for line in text.splitlines():
+        if line.startswith("```"):
+            fence = line[3:].strip() if fence is None else None
+            blank = True
+            continue
+        indented = fence is None and line.startswith("    ") and (blank is True)
+        if (fence == "" and line.strip()) or indented:
+            found.append(_without_comment(line.strip()))
+        blank = indented or not line.strip()
+    return [line for line in found if line]
+
+
+def _without_comment(line: str) -> str:
+    return re.sub(r"(^|\s+)# .*$", "", line).strip()
+
+
+def runnable(page: str) -> list[str]:
+    """The commands of a page that its test must run."""
+    return [line for line in commands(page) if line not in ONLY_PARSED]
+
+
+def words(command: str) -> list[str]:
+    """A command's words, without the variables set before it."""
+    found = shlex.split(command)
+    while found and re.fullmatch(r"[A-Z_]+=.*", found[0]):
+        del found[0]
+    return found
