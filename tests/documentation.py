@@ -5,11 +5,19 @@ one a line; anything else is fenced with its language (`text`, `yaml`, `json`, `
 a command that is added is found here, and `tests/unit/test_every_command.py` asks who runs it.
 """
 
+import os
 import re
 import shlex
+import signal
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 
+from leviathan.parallel.ports import free_port
+
 ROOT = Path(__file__).parents[1]
+PATIENCE_S = 400
 # benchmarks/RESULTS.md holds output, and names the command of each table in words.
 PAGES = [
     "README.md",
@@ -97,6 +105,57 @@ def _without_comment(line: str) -> str:
 def runnable(page: str) -> list[str]:
     """The commands of a page that its test must run."""
     return [line for line in commands(page) if line not in ONLY_PARSED]
+
+
+def programs(folder: Path, deepspeed: str = "--num_accelerators 2") -> None:
+    """Puts the programs that pages call into `folder`/bin: those of this Python.
+
+    Args:
+        folder: where commands are run.
+        deepspeed: options of a `deepspeed` that names neither ranks nor hosts.
+    """
+    python = shlex.quote(sys.executable)
+    launcher = f"{python} -m deepspeed.launcher.runner --master_port {free_port()}"
+    scripts = {
+        "python": f'exec {python} "$@"',
+        "leviathan": f'exec {python} -m leviathan "$@"',
+        "torchrun": f'exec {python} -m torch.distributed.run --master-port {free_port()} "$@"',
+        "deepspeed": f'[[ "$*" == *--num_accelerators* ]] || set -- {deepspeed} "$@"\n'
+        f'exec {launcher} "$@"',
+    }
+    for name, content in scripts.items():
+        path = folder / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/bash\n{content}\n")
+        path.chmod(0o755)
+
+
+def start(command: str, folder: Path) -> subprocess.Popen[str]:
+    """A command as a shell starts it in `folder`, with its `programs`."""
+    launch = "leviathan launch "  # its port is fixed, so that all hosts agree
+    return subprocess.Popen(
+        ["bash", "-c", command.replace(launch, f"{launch}--port {free_port()} ")],
+        cwd=folder,
+        env=os.environ
+        | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+        | {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def run(command: str, folder: Path) -> str:
+    """Runs a command to its end, which must be good; its standard output."""
+    process = start(command, folder)
+    try:
+        out, errors = process.communicate(timeout=PATIENCE_S)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, f"{command}\n{out[-2000:]}\n{errors[-4000:]}"
+    return out
 
 
 def words(command: str) -> list[str]:

@@ -9,16 +9,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from documentation import runnable
 from runs import LAUNCHERS, PATIENCE_S, REPOSITORY, STEPS, curve, finish, launched, signal_when_at
 
 from leviathan.checkpoint.load import load_model
 from leviathan.parallel.ports import free_port
 
-COMMANDS = [
-    shlex.split(line)
-    for line in (REPOSITORY / "docs/checkpoints.md").read_text().splitlines()
-    if line.startswith(("    deepspeed ", "    torchrun ", "    leviathan "))
-]
+COMMANDS = [shlex.split(line) for line in runnable("docs/checkpoints.md")]
 # fp32 sums in another order over 40 steps at a learning rate of 0.01; seen: 2e-5 relative.
 LOSS_TOLERANCE = 1e-3
 

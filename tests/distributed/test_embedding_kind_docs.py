@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import yaml
+from documentation import runnable
 from runs import REPOSITORY
 
 PAGE = (REPOSITORY / "docs/embedding_kind.md").read_text()
@@ -67,9 +68,7 @@ def test_the_tests_of_all_kinds_pass(changed):
 
 
 def test_it_trains_and_is_exported(changed, run_file, tmp_path):
-    commands = [
-        shlex.split(line) for line in PAGE.splitlines() if line.startswith("    leviathan ")
-    ]
+    commands = [shlex.split(line) for line in runnable("docs/embedding_kind.md")]
     (params, train) = commands
     shown = run(changed, *params, "--json")
     assert '"kind": "hashed"' in shown

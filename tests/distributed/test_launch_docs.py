@@ -11,20 +11,17 @@ from contextlib import suppress
 
 import pytest
 import yaml
+from documentation import runnable
 from runs import PATIENCE_S, REPOSITORY, curve, finish, launched, lines
 from two_hosts import TwoHosts, missing
 
-COMMANDS = [
-    shlex.split(line)
-    for line in (REPOSITORY / "launch/README.md").read_text().splitlines()
-    if line.startswith(("    deepspeed ", "    torchrun ", "    leviathan "))
-]
+COMMANDS = [shlex.split(line) for line in runnable("launch/README.md")]
 MODULES = {
     "leviathan": "leviathan",
     "deepspeed": "deepspeed.launcher.runner",
     "torchrun": "torch.distributed.run",
 }
-TRAINING = [words for words in COMMANDS if not {"params", "slurm", "--dry-run"} & set(words)]
+TRAINING = [words for words in COMMANDS if not {"params", "--dry-run"} & set(words)]
 EACH = 5  # steps that each command makes before it is told to stop
 STEPS = EACH * len(TRAINING)
 LOSS_TOLERANCE = 1e-3  # as in test_docs

@@ -1,4 +1,4 @@
-"""The walk through The Pile in data_prep/README.md, command by command, with a tiny corpus.
+"""The commands of data_prep/README.md, the walk through The Pile among them, on a tiny corpus.
 
 Only what is not here is stood in for: the Hub's download and Slurm's `sbatch`, which runs the very
 script with the variables that Slurm would set.
@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 import zstandard
+from documentation import commands_in, runnable
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "data_prep/README.md").read_text()
+WALK = README.split("## The Pile, from download")[1].split("\n## ")[0]
 SUBSETS = ["Wikipedia (en)", "Github", "Pile-CC"]
 
 SBATCH = """#!/bin/bash
@@ -35,10 +37,11 @@ fi
 """
 
 
+LINES = runnable("data_prep/README.md")
+
+
 def commands() -> list[str]:
-    section = README.split("## The Pile, from download")[1].split("\n## ")[0]
-    blocks = re.findall(r"^```\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
-    return [line for block in blocks for line in block.splitlines()]
+    return [line for line in LINES if line in commands_in(WALK)]
 
 
 @pytest.fixture
@@ -118,6 +121,28 @@ def test_every_command_of_the_walk(place: Path) -> None:
     assert 0 < github < merged[SUBSETS[1]]["documents"]
 
 
+def test_the_commands_before_the_walk(place: Path) -> None:
+    before = [line for line in LINES if line not in commands()]
+    assert len(before) == 6
+    for split in ("train", "corpus"):
+        (place / "corpus").mkdir(exist_ok=True)
+        for file in (place / "pile/train").iterdir():
+            (place / "corpus" / f"train-{split}-{file.name}").write_bytes(file.read_bytes())
+    *_, keys, exclude = before
+    lines = [line.replace("8192", "300") for line in before[:4]]
+    result = run([*lines, exclude], place)
+    assert result.returncode == 0, result.stderr[-4000:]
+    assert "verified: every hash and count is right" in result.stdout
+    assert "Books3" in result.stderr  # which no document is of
+
+    for file in (place / "pile/train").iterdir():
+        row = {"content": "text " * 40, "meta": {"source": "mail"}}
+        file.write_bytes("\n".join([json.dumps(row | {"n": n}) for n in range(60)]).encode())
+    result = run([f"{keys} out=data/other"], place)
+    assert result.returncode == 0, result.stderr[-4000:]
+    assert json.loads((place / "data/other/dataset.json").read_text())["subsets"] == ["mail"]
+
+
 # On busy cores `ray start` was seen to give up on its own agent; one that a program starts was
 # there every time.
 CLUSTER = """
@@ -147,7 +172,7 @@ def test_the_format_of_other_converters_is_a_configuration() -> None:
     from leviathan.config.schema import DataConfig
 
     section = README.split("## Data sets of other converters")[1]
-    block = re.search(r"^```\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
+    block = re.search(r"^```yaml\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
     assert block is not None
     config = DataConfig.model_validate(yaml.safe_load(block[1])["data"])
     assert config.format is not None
