@@ -55,7 +55,7 @@ def test_commands_that_work(place: Path, tiny_corpus: Path, tiny_tokenizer: Path
     path.write_text(yaml.safe_dump(training))
 
     lines = [line for line in runnable("README.md") if line not in on_paper("README.md")]
-    assert len(lines) == 12
+    assert len(lines) >= 12
     for line in lines:
         run(line.replace("workers=8", "workers=1"), place)
     assert (place / "report/report.html").is_file()
