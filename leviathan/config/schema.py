@@ -140,6 +140,9 @@ class TrainConfig(Strict):
         default=6.0,
         description="warn of a loss so many robust deviations over the running median; 0: never",
     )
+    peak_flops: PositiveFloat | None = Field(
+        default=None, description="of one device, FLOP/s, for MFU; else by the device's name"
+    )
 
     @model_validator(mode="after")
     def _micro_fits(self) -> "TrainConfig":

@@ -1,7 +1,6 @@
 """Training: one loop that reads from top to bottom."""
 
 from collections.abc import Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +23,13 @@ from leviathan.optim import lr_at
 from leviathan.parallel.launch_env import keep_pages, read_launch_env, share_cores
 from leviathan.parallel.mesh import Mesh, init_mesh
 from leviathan.parallel.watch import Watch
-from leviathan.train.metrics import METRICS, Metrics, logged_losses
+from leviathan.train.log_file import METRICS, logged_losses
+from leviathan.train.metrics import Metrics
 from leviathan.train.run_dir import Start, describe, find_start, occupied
 from leviathan.train.saving import Saving
 from leviathan.train.signals import StopSignal
 from leviathan.train.spikes import spike_threshold
+from leviathan.train.step_clock import StepClock
 
 
 def train(config: RunConfig) -> None:
@@ -68,7 +69,8 @@ def _run(plan: RunPlan, mesh: Mesh, dataset: Dataset, start: Start, signal: Stop
         f"{config.train.global_batch_size * config.model.seq_len:,} tokens; starting the engine"
     )
     weights_from = None if start.checkpoint else first_weights(config, mesh)
-    engine = build_engine(lambda: new_model(config, weights_from), plan, mesh)
+    clock = StepClock(mesh)
+    engine = build_engine(lambda: clock.attached(new_model(config, weights_from)), plan, mesh)
     if start.checkpoint:
         engine.load(start.checkpoint)
         say(f"Resuming from {start.checkpoint}")
@@ -89,6 +91,9 @@ def _run(plan: RunPlan, mesh: Mesh, dataset: Dataset, start: Start, signal: Stop
             mesh.world_size,
             writes=mesh.rank == 0,
             losses=losses,
+            steps=steps,
+            six_n_flops_per_token=size.six_n_flops_per_token,
+            peak_flops=config.train.peak_flops,
         )
     data, batch = config.data, config.train
     stream = TrainStream(
@@ -100,16 +105,19 @@ def _run(plan: RunPlan, mesh: Mesh, dataset: Dataset, start: Start, signal: Stop
         for step in range(start.step, steps):
             with metrics.waiting(), mesh.together():
                 microbatches = stream.microbatches(step, mesh.dp_rank, mesh.dp)
-            lr = lr_at(config.optim, steps, step)
-            stats = engine.train_step(microbatches, lr)
+            lr, done = lr_at(config.optim, steps, step), step + 1
+            logs = plan.is_due("log", done) or done == 1
+            with clock.sampling(logs):
+                stats = engine.train_step(microbatches, lr)
             metrics.add(stats)
-            done, stop = step + 1, signal.agreed(also=saving.failed)
-            bar.advance(1, _note(stats, metrics, steps - done))
+            stop = signal.agreed(also=saving.failed)
+            bar.advance(1, metrics.note(stats))
             spiking = _is_spike(stats, metrics, batch.spike_deviations)
             rows = stream.row_numbers(step).tolist() if spiking or stats.skipped else []
-            if plan.is_due("log", done) or done == 1 or spiking:
+            if logs or spiking:
+                sampled = clock.figures() if logs else None
                 with mesh.together():
-                    metrics.log(done, stats, lr, rows if spiking else None)
+                    metrics.log(done, stats, lr, rows if spiking else None, sampled)
             if spiking:
                 _warn_spike(done, stats, rows)
             if stats.skipped:
@@ -121,7 +129,7 @@ def _run(plan: RunPlan, mesh: Mesh, dataset: Dataset, start: Start, signal: Stop
                     metrics.write(step=done, val_loss=loss)
                 say(f"step {done:,}: validation loss {loss:.4f}")
             if stop or plan.is_due("checkpoint", done):
-                with metrics.apart():
+                with metrics.apart(saving=True):
                     saving.begin(_state(info, metrics, done))
             if stop:
                 break
@@ -183,16 +191,6 @@ def _state(info: DatasetInfo, metrics: Metrics, step: int) -> dict[str, Any]:
         "skipped": metrics.skipped,
         "data_fingerprint": info.fingerprint,
     }
-
-
-def _note(stats: StepStats, metrics: Metrics, steps_left: int) -> str:
-    rate = metrics.steady_tokens_per_s
-    note = f"loss {stats.loss:.4f}"
-    if rate:
-        note += f" · {rate:,.0f} tokens/s"
-    if rate and steps_left:
-        note += f" · {timedelta(seconds=round(steps_left * stats.tokens / rate))} left"
-    return note
 
 
 def _is_spike(stats: StepStats, metrics: Metrics, deviations: float) -> bool:

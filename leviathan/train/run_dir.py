@@ -21,12 +21,12 @@ from leviathan.errors import CheckpointError, ConfigError
 from leviathan.model.accounting import account
 from leviathan.parallel.launch_env import machine_name
 from leviathan.parallel.mesh import Mesh
-from leviathan.train.metrics import METRICS, writing
+from leviathan.train.log_file import METRICS, writing
 
 # What may change from one start of a run to the next; anything else would make it another run.
 FREE = ("run_dir", "data.path", "engine", "parallel", "checkpoint", "train.micro_batch_size")
-FREE += ("train.log_every", "train.eval_every", "train.spike_deviations", "model.embedding.tp")
-FREE += ("data.remote", "data.cache_limit")
+FREE += ("train.log_every", "train.eval_every", "train.spike_deviations", "train.peak_flops")
+FREE += ("model.embedding.tp", "data.remote", "data.cache_limit")
 LOCK = ".lock"
 
 
