@@ -31,6 +31,7 @@ from leviathan.config.strict import (
     UserPath,
     from_earlier,
 )
+from leviathan.config.tracking import TrackingConfig
 
 # ---------------------------------------------------------------- model
 
@@ -265,6 +266,7 @@ class RunConfig(Strict):
     engine: EngineChoice = Field(default_factory=DeepSpeedConfig)
     parallel: ParallelConfig = Field(default_factory=ParallelConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    tracking: TrackingConfig = Field(default_factory=TrackingConfig)
 
     @model_validator(mode="after")
     def _warmup_fits(self) -> "RunConfig":

@@ -30,6 +30,7 @@ from leviathan.train.saving import Saving
 from leviathan.train.signals import StopSignal
 from leviathan.train.spikes import spike_threshold
 from leviathan.train.step_clock import StepClock
+from leviathan.train.tracker import Tracker, check_packages
 
 
 def train(config: RunConfig) -> None:
@@ -52,6 +53,8 @@ def train(config: RunConfig) -> None:
     )
     with occupied(config.run_dir, mesh), StopSignal(mesh) as signal, watch:
         with mesh.together():
+            if mesh.rank == 0:
+                check_packages(config.tracking)
             dataset = open_dataset(config.data, config.model.seq_len)
             check_fits(dataset.info, config.model, config.train.global_batch_size)
         start = find_start(config, dataset.info, mesh)
@@ -77,31 +80,14 @@ def _run(plan: RunPlan, mesh: Mesh, dataset: Dataset, start: Start, signal: Stop
     saving = Saving(engine, config, mesh)
     if not start.checkpoint:
         saving.rehearse()
-    describe(config, mesh, start)
-    with mesh.together():
-        losses = logged_losses(config.run_dir / METRICS, start.step) if mesh.rank == 0 else []
-    losses = mesh.broadcast(losses)
-    with mesh.together():
-        metrics = Metrics(
-            config.run_dir / METRICS,
-            start.step,
-            start.tokens,
-            start.skipped,
-            size.flops_per_token,
-            mesh.world_size,
-            writes=mesh.rank == 0,
-            losses=losses,
-            steps=steps,
-            six_n_flops_per_token=size.six_n_flops_per_token,
-            peak_flops=config.train.peak_flops,
-        )
+    metrics = _metrics(config, mesh, start, info)
     data, batch = config.data, config.train
     stream = TrainStream(
         dataset, config.seed, data.shuffle_window, batch.global_batch_size, batch.micro_batch_size
     )
     validates = "val" in info.splits and info.split("val").rows > 0
     done = start.step
-    with progress_bar("train", total=steps, start=done) as bar, saving:
+    with progress_bar("train", total=steps, start=done) as bar, metrics, saving:
         for step in range(start.step, steps):
             with metrics.waiting(), mesh.together():
                 microbatches = stream.microbatches(step, mesh.dp_rank, mesh.dp)
@@ -130,13 +116,38 @@ def _run(plan: RunPlan, mesh: Mesh, dataset: Dataset, start: Start, signal: Stop
                 say(f"step {done:,}: validation loss {loss:.4f}")
             if stop or plan.is_due("checkpoint", done):
                 with metrics.apart(saving=True):
-                    saving.begin(_state(info, metrics, done))
+                    saving.begin(_state(info, metrics, done) | {"tracker_id": start.run_id})
             if stop:
                 break
     if done < steps:
         say(f"Told to stop: saved after step {done:,}; the same command goes on from there.")
     else:
         say(f"{config.run_dir}: complete after {steps:,} steps.")
+
+
+def _metrics(config: RunConfig, mesh: Mesh, start: Start, info: DatasetInfo) -> Metrics:
+    """The run's log, wound back to where it goes on, and who else gets its lines. Collective."""
+    about = describe(config, info, mesh, start)
+    with mesh.together():
+        losses = logged_losses(config.run_dir / METRICS, start.step) if mesh.rank == 0 else []
+    losses, size = mesh.broadcast(losses), account(config.model)
+    with mesh.together():
+        metrics = Metrics(
+            config.run_dir / METRICS,
+            start.step,
+            start.tokens,
+            start.skipped,
+            size.flops_per_token,
+            mesh.world_size,
+            writes=mesh.rank == 0,
+            losses=losses,
+            steps=config.train.steps,
+            six_n_flops_per_token=size.six_n_flops_per_token,
+            peak_flops=config.train.peak_flops,
+        )
+        if mesh.rank == 0:
+            metrics.tracker = Tracker(config, start.run_id, start.step, about)
+    return metrics
 
 
 def first_weights(config: RunConfig, mesh: Mesh) -> Path | None:

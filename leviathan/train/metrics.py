@@ -16,6 +16,7 @@ import torch
 from leviathan.engine.base import StepStats
 from leviathan.train.log_file import append, plain, rewind
 from leviathan.train.spikes import WINDOW
+from leviathan.train.tracker import Tracker
 
 # Dense bf16 FLOP/s of one device, by a part of its name; MFU is null for any other.
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "B200": 2250e12}
@@ -38,6 +39,9 @@ class Metrics:
         steps: of the whole run, for the time left; 0 where it is not known.
         six_n_flops_per_token: as `flops_per_token`, in the 6·N convention; see `Accounting`.
         peak_flops: of one device, FLOP/s; None takes that of the device's name.
+
+    Attributes:
+        tracker: gets every line as well, once it is set.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class Metrics:
         self.tokens, self.skipped = tokens, skipped
         self.losses = deque(losses, WINDOW)  # the last that were logged
         self.skipped_in_a_row = 0
+        self.tracker: Tracker | None = None
         self._path, self._writes = path, writes
         self._flops, self._six_n_flops = flops_per_token, six_n_flops_per_token
         self._world_size, self._steps_left = world_size, steps - step
@@ -66,6 +71,13 @@ class Metrics:
         self._steady: tuple[float, int] | None = None
         if writes:
             rewind(path, step)
+
+    def __enter__(self) -> "Metrics":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.tracker is not None:
+            self.tracker.close()
 
     def _restart_clock(self) -> None:
         self._since, self._tokens_then, self._waited = time.perf_counter(), self.tokens, 0.0
@@ -177,8 +189,12 @@ class Metrics:
         Raises:
             LeviathanError: the disk does not take it.
         """
-        if self._writes:
-            append(self._path, plain(values))
+        if not self._writes:
+            return
+        line = plain(values)
+        append(self._path, line)
+        if self.tracker is not None:
+            self.tracker.log(line)
 
 
 def device_peak_flops() -> float:

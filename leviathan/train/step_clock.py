@@ -91,8 +91,8 @@ class StepClock:
 
         Returns:
             `embedding_share`, `head_share`: of the step's time, forward and backward, on the first
-            rank; `forward_s` [fastest, slowest rank]: seconds in forward passes, in which ranks do
-            not wait for one another unless weights are gathered; `slowest_rank`; and
+            rank; `forward_s` of the `fastest` and the `slowest` rank: seconds in forward passes, in
+            which ranks do not wait for one another unless weights are gathered; `slowest_rank`; and
             `memory_peak_bytes` of the fullest rank: what torch held at most on CUDA since the last
             call, the process's resident memory so far on the CPU.
         """
@@ -106,7 +106,7 @@ class StepClock:
         return {
             "embedding_share": seconds["embedding"] / self._step_s,
             "head_share": seconds["head"] / self._step_s,
-            "forward_s": [min(forward), max(forward)],
+            "forward_s": {"fastest": min(forward), "slowest": max(forward)},
             "slowest_rank": forward.index(max(forward)),
             "memory_peak_bytes": int(max(self._of_all_ranks(self._memory_peak()))),
         }
