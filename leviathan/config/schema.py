@@ -21,6 +21,7 @@ from leviathan.config.embedding import EmbeddingConfig, InputEmbeddingConfig
 from leviathan.config.embedding import LeviathanConfig as LeviathanConfig
 from leviathan.config.embedding import TiedConfig as TiedConfig
 from leviathan.config.embedding import lev_base as lev_base
+from leviathan.config.evaluate import EvaluateConfig
 from leviathan.config.strict import (
     Beta,
     NonNegativeFloat,
@@ -266,6 +267,7 @@ class RunConfig(Strict):
     engine: EngineChoice = Field(default_factory=DeepSpeedConfig)
     parallel: ParallelConfig = Field(default_factory=ParallelConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig)
     tracking: TrackingConfig = Field(default_factory=TrackingConfig)
 
     @model_validator(mode="after")

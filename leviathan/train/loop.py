@@ -12,10 +12,11 @@ from leviathan.config.schema import RunConfig
 from leviathan.console import progress_bar, say
 from leviathan.data.dataset import Dataset, open_dataset
 from leviathan.data.format import DatasetInfo
-from leviathan.data.stream import TrainStream, check_fits, eval_batches
+from leviathan.data.stream import TrainStream, check_fits
 from leviathan.engine import build_engine
 from leviathan.engine.base import Engine, StepStats
 from leviathan.errors import LeviathanError
+from leviathan.evaluate.in_loop import check_tasks, run_tasks, validate
 from leviathan.model.accounting import account
 from leviathan.model.init import init_weights
 from leviathan.model.transformer import CausalLM
@@ -55,6 +56,7 @@ def train(config: RunConfig) -> None:
         with mesh.together():
             if mesh.rank == 0:
                 check_packages(config.tracking)
+                check_tasks(config)
             dataset = open_dataset(config.data, config.model.seq_len)
             check_fits(dataset.info, config.model, config.train.global_batch_size)
         start = find_start(config, dataset.info, mesh)
@@ -110,10 +112,17 @@ def _run(plan: RunPlan, mesh: Mesh, dataset: Dataset, start: Start, signal: Stop
                 _warn_skipped(done, metrics, config.optim.max_skipped, rows)
             if validates and plan.is_due("evaluate", done):
                 with metrics.apart():
-                    loss = validation_loss(engine, config, dataset, mesh)
+                    found = validate(engine, config, dataset, mesh)
                 with mesh.together():
-                    metrics.write(step=done, val_loss=loss)
-                say(f"step {done:,}: validation loss {loss:.4f}")
+                    metrics.write(
+                        step=done, val_loss=found.loss, val_loss_by_subset=found.by_subset
+                    )
+                say(f"step {done:,}: validation loss {found.loss:.4f}")
+            if plan.is_due("tasks", done):
+                with metrics.apart():
+                    scores = _task_scores(engine, config, mesh, done)
+                with mesh.together():
+                    metrics.write(step=done, tasks=scores)
             if stop or plan.is_due("checkpoint", done):
                 with metrics.apart(saving=True):
                     saving.begin(_state(info, metrics, done) | {"tracker_id": start.run_id})
@@ -184,15 +193,18 @@ def new_model(config: RunConfig, weights_from: Path | None = None) -> CausalLM:
     return model
 
 
-def validation_loss(engine: Engine, config: RunConfig, dataset: Dataset, mesh: Mesh) -> float:
-    """Nats per target over the whole validation split. Collective."""
-    nll, targets = 0.0, 0
-    size = config.train.micro_batch_size
-    for batch in eval_batches(dataset, "val", size, mesh.dp_rank, mesh.dp):
-        nll += float(engine.score(batch).nll.double().sum())
-        targets += batch.n_targets
-    nll_sum, target_sum = mesh.sum(nll, targets)
-    return nll_sum / max(1, target_sum)
+def _task_scores(engine: Engine, config: RunConfig, mesh: Mesh, step: int) -> dict[str, Any]:
+    """What the tasks gave; where they cannot be run, that is told, and training goes on."""
+    try:
+        scores = run_tasks(engine, config, mesh, step)
+    except LeviathanError as error:
+        say(f"step {step:,}: the tasks could not be run: {error}", style="yellow")
+        return {}
+    shown = ", ".join(
+        f"{name} {value:.4f}" for name, value in scores.items() if "_stderr" not in name
+    )
+    say(f"step {step:,}: {shown}")
+    return scores
 
 
 def _state(info: DatasetInfo, metrics: Metrics, step: int) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from leviathan.train.log_file import METRICS, writing
 # What may change from one start of a run to the next; anything else would make it another run.
 FREE = ("run_dir", "data.path", "engine", "parallel", "checkpoint", "train.micro_batch_size")
 FREE += ("train.log_every", "train.eval_every", "train.spike_deviations", "train.peak_flops")
-FREE += ("model.embedding.tp", "data.remote", "data.cache_limit", "tracking")
+FREE += ("model.embedding.tp", "data.remote", "data.cache_limit", "evaluate", "tracking")
 LOCK, RUN = ".lock", "run.json"
 
 

@@ -139,6 +139,7 @@ class _Wandb:
         }
         if config.mode == "online" and os.environ.get("WANDB_MODE", "online") == "online":
             try:
+                self._wandb.setup(self._wandb.Settings(silent=True))
                 if not self._wandb.login(prompt=False, verify=False):
                     raise ConnectionError("no API key: set WANDB_API_KEY or call `wandb login`")
                 return self._wandb.init(mode="online", **wishes)
@@ -148,6 +149,7 @@ class _Wandb:
                     f"offline-run-*`: {str(error).splitlines()[0]}",
                     style="yellow",
                 )
+                self._wandb.teardown()  # it holds on to the id of the run that did not begin
         return self._wandb.init(mode="offline", **wishes)
 
     def log(self, line: dict[str, Any]) -> None:

@@ -4,10 +4,12 @@ import json
 import shutil
 import struct
 import sys
+import time
 
 import pytest
 
 from leviathan.errors import ConfigError
+from leviathan.train import tracker
 from leviathan.train.tracker import check_packages, redacted
 
 pytest.importorskip("wandb")
@@ -37,9 +39,17 @@ def records(path):
 
 
 def segments(run_dir):
-    """The records of each start of a run, in order."""
-    files = sorted(run_dir.glob("wandb/offline-run-*/*.wandb"), key=lambda f: f.stat().st_mtime)
-    return [list(records(file)) for file in files]
+    """The records of each start of a run, in order; wandb's own process writes the last of them
+    a moment after the run has ended.
+    """
+    deadline = time.monotonic() + 20
+    while True:
+        files = sorted(run_dir.glob("wandb/offline-run-*/*.wandb"))
+        found = [list(records(file)) for file in files]
+        if all(any(r.HasField("exit") for r in segment) for segment in found):
+            return found
+        assert time.monotonic() < deadline, "a run that never ends"
+        time.sleep(0.05)
 
 
 def rows(segment):
@@ -129,8 +139,15 @@ def test_what_a_service_missed_is_sent_by_the_next_start(rewound, run_config, tr
     assert [row["step"] for row in last if "val_loss" in row] == [4, 8, 12, 13]
 
 
-def test_no_network_and_no_key_keep_the_run_on_disk(run_config, trained, monkeypatch, capfd):
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+@pytest.mark.parametrize("key", [None, KEY])
+def test_without_key_or_network_the_run_is_kept_on_disk(
+    run_config, trained, monkeypatch, capfd, key
+):
+    if key is None:
+        monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    else:
+        monkeypatch.setenv("WANDB_API_KEY", key)
+    monkeypatch.setattr(tracker, "INIT_TIMEOUT_S", 3)
     monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.setenv("HOME", "/nonexistent")  # nor a .netrc
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
@@ -140,6 +157,8 @@ def test_no_network_and_no_key_keep_the_run_on_disk(run_config, trained, monkeyp
     errors = capfd.readouterr().err
     assert errors.count("wandb cannot be reached, the run is kept for `wandb sync") == 1
     assert len(rows(segments(config.run_dir)[0])) == len(log)
+    holding = [f for f in config.run_dir.rglob("*") if f.is_file() and KEY in f.read_text("latin1")]
+    assert holding == []
 
 
 def test_a_service_that_fails_is_one_warning(run_config, trained, monkeypatch, capfd):
