@@ -26,6 +26,7 @@ from leviathan.parallel.mesh import Mesh, init_mesh
 from leviathan.parallel.watch import Watch
 from leviathan.train.log_file import METRICS, logged_losses
 from leviathan.train.metrics import Metrics
+from leviathan.train.profiling import Profiler, ProfileWish
 from leviathan.train.run_dir import Start, describe, find_start, occupied
 from leviathan.train.saving import Saving
 from leviathan.train.signals import StopSignal
@@ -34,10 +35,10 @@ from leviathan.train.step_clock import StepClock
 from leviathan.train.tracker import Tracker, check_packages
 
 
-def train(config: RunConfig) -> None:
+def train(config: RunConfig, profile: ProfileWish | None = None) -> None:
     """Trains a run to its end, or until a signal; goes on where its newest checkpoint stands.
 
-    Runs alone, or as one rank of whichever launcher started it.
+    Runs alone, or as one rank of whichever launcher started it. Some steps may be profiled.
 
     Raises:
         ConfigError, DataError, CheckpointError: the same on every rank.
@@ -63,10 +64,18 @@ def train(config: RunConfig) -> None:
         if start.step >= config.train.steps:
             say(f"{config.run_dir}: complete after {start.step:,} steps, nothing to do.")
             return
-        _run(plan, mesh, dataset, start, signal)
+        profiler = Profiler(profile, config.run_dir, mesh, config.engine.compile)
+        _run(plan, mesh, dataset, start, signal, profiler)
 
 
-def _run(plan: RunPlan, mesh: Mesh, dataset: Dataset, start: Start, signal: StopSignal) -> None:
+def _run(
+    plan: RunPlan,
+    mesh: Mesh,
+    dataset: Dataset,
+    start: Start,
+    signal: StopSignal,
+    profiler: Profiler,
+) -> None:
     config, steps, info = plan.config, plan.config.train.steps, dataset.info
     size = account(config.model)
     say(
@@ -75,7 +84,9 @@ def _run(plan: RunPlan, mesh: Mesh, dataset: Dataset, start: Start, signal: Stop
     )
     weights_from = None if start.checkpoint else first_weights(config, mesh)
     clock = StepClock(mesh)
-    engine = build_engine(lambda: clock.attached(new_model(config, weights_from)), plan, mesh)
+    engine = build_engine(
+        lambda: profiler.attached(clock.attached(new_model(config, weights_from))), plan, mesh
+    )
     if start.checkpoint:
         engine.load(start.checkpoint)
         say(f"Resuming from {start.checkpoint}")
@@ -89,13 +100,13 @@ def _run(plan: RunPlan, mesh: Mesh, dataset: Dataset, start: Start, signal: Stop
     )
     validates = "val" in info.splits and info.split("val").rows > 0
     done = start.step
-    with progress_bar("train", total=steps, start=done) as bar, metrics, saving:
+    with progress_bar("train", total=steps, start=done) as bar, metrics, saving, profiler:
         for step in range(start.step, steps):
             with metrics.waiting(), mesh.together():
                 microbatches = stream.microbatches(step, mesh.dp_rank, mesh.dp)
             lr, done = lr_at(config.optim, steps, step), step + 1
             logs = plan.is_due("log", done) or done == 1
-            with clock.sampling(logs):
+            with profiler.step(done), clock.sampling(logs):
                 stats = engine.train_step(microbatches, lr)
             metrics.add(stats)
             stop = signal.agreed(also=saving.failed)
