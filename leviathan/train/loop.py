@@ -123,20 +123,17 @@ def _run(
                 _warn_skipped(done, metrics, config.optim.max_skipped, rows)
             if validates and plan.is_due("evaluate", done):
                 with metrics.apart():
-                    found = validate(engine, config, dataset, mesh)
+                    found = _validation(engine, config, dataset, mesh, done)
                 with mesh.together():
-                    metrics.write(
-                        step=done, val_loss=found.loss, val_loss_by_subset=found.by_subset
-                    )
-                say(f"step {done:,}: validation loss {found.loss:.4f}")
+                    metrics.write(step=done, **found)
             if plan.is_due("tasks", done):
                 with metrics.apart():
-                    scores = _task_scores(engine, config, mesh, done)
+                    found = _task_scores(engine, config, mesh, done)
                 with mesh.together():
-                    metrics.write(step=done, tasks=scores)
+                    metrics.write(step=done, **found)
             if stop or plan.is_due("checkpoint", done):
                 with metrics.apart(saving=True):
-                    saving.begin(_state(info, metrics, done) | {"tracker_id": start.run_id})
+                    saving.begin(_state(info, metrics, done, start.run_id))
             if stop:
                 break
     if done < steps:
@@ -204,26 +201,33 @@ def new_model(config: RunConfig, weights_from: Path | None = None) -> CausalLM:
     return model
 
 
+def _validation(
+    engine: Engine, config: RunConfig, dataset: Dataset, mesh: Mesh, step: int
+) -> dict[str, Any]:
+    found = validate(engine, config, dataset, mesh)
+    say(f"step {step:,}: validation loss {found.loss:.4f}")
+    return {"val_loss": found.loss, "val_loss_by_subset": found.by_subset}
+
+
 def _task_scores(engine: Engine, config: RunConfig, mesh: Mesh, step: int) -> dict[str, Any]:
     """What the tasks gave; where they cannot be run, that is told, and training goes on."""
     try:
         scores = run_tasks(engine, config, mesh, step)
     except LeviathanError as error:
         say(f"step {step:,}: the tasks could not be run: {error}", style="yellow")
-        return {}
-    shown = ", ".join(
-        f"{name} {value:.4f}" for name, value in scores.items() if "_stderr" not in name
-    )
-    say(f"step {step:,}: {shown}")
-    return scores
+        return {"tasks": {}}
+    shown = (f"{name} {value:.4f}" for name, value in scores.items() if "_stderr" not in name)
+    say(f"step {step:,}: {', '.join(shown)}")
+    return {"tasks": scores}
 
 
-def _state(info: DatasetInfo, metrics: Metrics, step: int) -> dict[str, Any]:
+def _state(info: DatasetInfo, metrics: Metrics, step: int, run_id: str) -> dict[str, Any]:
     return {
         "step": step,
         "tokens": metrics.tokens,
         "skipped": metrics.skipped,
         "data_fingerprint": info.fingerprint,
+        "tracker_id": run_id,
     }
 
 

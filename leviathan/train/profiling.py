@@ -7,17 +7,17 @@ operator it differentiates, which autograd's sequence numbers tell.
 import csv
 import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.table import Table
 from torch import nn
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from leviathan.console import as_text, say
@@ -186,9 +186,9 @@ def operators(events: Any, cuda: bool) -> list[Operator]:
 
     On CUDA the seconds are those of the kernels that an operator has started.
     """
-    seconds: Counter[tuple[str, str, str]] = Counter()
+    seconds: defaultdict[tuple[str, str, str], float] = defaultdict(float)
     calls: Counter[tuple[str, str, str]] = Counter()
-    here = [event for event in events if event.device_type == DeviceType.CPU]
+    here = [event for event in events if event.device_type.name == "CPU"]
     makers = {  # the last operator with a sequence number is the one that autograd remembers
         event.sequence_nr: event
         for event in here
@@ -200,9 +200,8 @@ def operators(events: Any, cuda: bool) -> list[Operator]:
         seconds[key] += own / 1e6
         calls[key] += 1
     total = sum(seconds.values()) or 1.0
-    return [
-        Operator(*key, calls[key], value, value / total) for key, value in seconds.most_common()
-    ]
+    longest = sorted(seconds.items(), key=itemgetter(1), reverse=True)
+    return [Operator(*key, calls[key], value, value / total) for key, value in longest]
 
 
 def _upwards(event: Any) -> Iterator[Any]:
@@ -243,14 +242,14 @@ def summary(rows: list[Operator]) -> str:
     """The share of matrix products, then what modules and what operators took most."""
     products = sum(row.share for row in rows if row.is_product)
     attention = sum(row.share for row in rows if row.is_attention)
-    modules: Counter[str] = Counter()
+    modules: defaultdict[str, float] = defaultdict(float)
     for row in rows:
         modules[row.module] += row.seconds
     total = sum(modules.values()) or 1.0
     by_module, by_operator = Table(title="By module"), Table(title="By operator")
     for head in ("module", "ms", "share"):
         by_module.add_column(head, justify="left" if head == "module" else "right")
-    for module, value in modules.most_common(TOP):
+    for module, value in sorted(modules.items(), key=itemgetter(1), reverse=True)[:TOP]:
         by_module.add_row(module, f"{value * 1e3:,.2f}", f"{value / total:.1%}")
     for head in ("module", "phase", "operator", "calls", "ms", "share"):
         by_operator.add_column(

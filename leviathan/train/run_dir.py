@@ -16,7 +16,7 @@ from typing import Any, TextIO
 from leviathan import __version__
 from leviathan.checkpoint.layout import read_state, step_of, tidy
 from leviathan.checkpoint.load import newest_whole, read_run_config
-from leviathan.checkpoint.manifest import CONFIG, write_json
+from leviathan.checkpoint.manifest import CONFIG, RUN, write_json
 from leviathan.config.load import dump_config
 from leviathan.config.schema import RunConfig
 from leviathan.data.files import write_atomic
@@ -31,7 +31,7 @@ from leviathan.train.log_file import METRICS, writing
 FREE = ("run_dir", "data.path", "engine", "parallel", "checkpoint", "train.micro_batch_size")
 FREE += ("train.log_every", "train.eval_every", "train.spike_deviations", "train.peak_flops")
 FREE += ("model.embedding.tp", "data.remote", "data.cache_limit", "evaluate", "tracking")
-LOCK, RUN = ".lock", "run.json"
+LOCK = ".lock"
 
 
 @dataclass(frozen=True)

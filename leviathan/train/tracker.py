@@ -12,6 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
+from leviathan.checkpoint.load import read_run_config
+from leviathan.checkpoint.manifest import RUN
 from leviathan.config.load import dump_config
 from leviathan.config.schema import RunConfig
 from leviathan.config.tracking import TrackingConfig, WandbConfig
@@ -92,6 +94,27 @@ class Tracker:
                 _warn(type(service).__name__.removeprefix("_"), error)
 
 
+def attach(run_dir: Path, images: dict[str, Path]) -> bool:
+    """Hands PNG files, by name, to the services of a run that has ended; False where it has none.
+
+    Raises:
+        ConfigError: a service's package is not installed.
+        CheckpointError: the run's configuration is damaged.
+    """
+    described, log = run_dir / RUN, list(read_lines(run_dir / METRICS))
+    if not described.is_file() or not log:
+        return False
+    config = read_run_config(run_dir).model_copy(update={"run_dir": run_dir})
+    about = json.loads(described.read_text())
+    if config.tracking == TrackingConfig() or "run_id" not in about:
+        return False
+    check_packages(config.tracking)
+    tracker = Tracker(config, about["run_id"], log[-1]["step"], about)
+    tracker.show(images)
+    tracker.close()
+    return True
+
+
 def _warn(name: str, error: Exception) -> None:
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     say(f"{name} fails and is left alone, metrics.jsonl goes on: {reason}", style="yellow")
@@ -163,7 +186,8 @@ class _Wandb:
         draft.replace(self._file)
 
     def show(self, images: dict[str, Path]) -> None:
-        self._run.log({name: self._wandb.Image(str(file)) for name, file in images.items()})
+        shown = {name: self._wandb.Image(str(file)) for name, file in images.items()}
+        self._run.log({"step": max(self._sent.values(), default=0), **shown})
 
     def close(self) -> None:
         self._run.finish()

@@ -187,6 +187,32 @@ def test_a_missing_package_is_told_before_training(run_config, monkeypatch, pack
         check_packages(tracking.model_copy(update=other))
 
 
+def test_plots_of_the_report_are_attached(run_config, trained, monkeypatch, tmp_path):
+    from PIL import Image
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    plot = tmp_path / "curves.png"
+    Image.new("RGB", (4, 3), (10, 20, 30)).save(plot)
+    run_dir = run_config(tracking={"tensorboard": True, "wandb": {}}).run_dir
+    trained(run_config(tracking={"tensorboard": True, "wandb": {}}))
+    time.sleep(1.1)  # wandb names the folder of a start after its second
+    assert tracker.attach(run_dir, {"report/curves": plot})
+    (row,) = rows(segments(run_dir)[-1])
+    assert row["step"] == 8
+    assert row["report/curves/_type"] == "image-file"
+    events = EventAccumulator(str(run_dir / "tensorboard"))
+    events.Reload()
+    (image,) = events.Images("report/curves")
+    assert (image.step, image.width, image.height) == (8, 4, 3)
+    assert len(events.Scalars("loss")) == 5
+
+    other = run_config("other")
+    trained(other)
+    assert not tracker.attach(other.run_dir, {"report/curves": plot})
+    assert not tracker.attach(tmp_path, {"report/curves": plot})
+
+
 def test_credentials_in_a_url_stay_here():
     assert redacted("remote: s3://key:secret@store/a") == "remote: s3://store/a"
     assert redacted('{"a": "s3://bucket/x@y"}') == '{"a": "s3://bucket/x@y"}'
