@@ -1,33 +1,22 @@
 """Training, and its checkpoints."""
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from leviathan.cli.options import AsJson, Checkpoint, Config, Overrides, show
+from leviathan.cli.options import (
+    AsJson,
+    Checkpoint,
+    Config,
+    MemorySnapshot,
+    Overrides,
+    Profile,
+    show,
+)
 from leviathan.config.load import load_config
 from leviathan.config.schema import RunConfig
 
 checkpoint_app = typer.Typer(no_args_is_help=True, help="List, describe and verify checkpoints.")
-
-
-Profile = Annotated[
-    str | None,
-    typer.Option(
-        metavar="steps=FIRST-LAST",
-        help="Profile these steps on the first rank: run_dir/profile gets a trace for "
-        "chrome://tracing or Perfetto, and tables of operators by module.",
-    ),
-]
-MemorySnapshot = Annotated[
-    bool,
-    typer.Option(
-        "--memory-snapshot",
-        help="With --profile: every allocation of these steps too; memory.pickle on CUDA, "
-        "memory.csv on the CPU.",
-    ),
-]
 
 
 def train(
