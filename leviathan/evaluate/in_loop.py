@@ -9,16 +9,17 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from leviathan.checkpoint.layout import step_dir
+from leviathan.checkpoint.load import read_tokenizer
 from leviathan.config.schema import RunConfig
 from leviathan.data.dataset import Dataset
 from leviathan.data.stream import IGNORE, eval_batches
-from leviathan.data.tokenizer import Tokenizer, load_tokenizer
 from leviathan.engine.base import Engine
 from leviathan.evaluate.ranks import Ranks
 from leviathan.evaluate.scoring import Loaded
@@ -85,13 +86,14 @@ def run_tasks(engine: Engine, config: RunConfig, mesh: Mesh, step: int) -> dict[
     """
     from leviathan.evaluate.harness import score_tasks
 
-    wishes = config.evaluate
+    wishes, form = config.evaluate, config.data.format
+    tokenizer_at = config.data.path if form is None else Path(form.tokenizer)
     with undisturbed():
         loaded = Loaded(
             directory=step_dir(config.run_dir, step).resolve(),
             name=config.run_dir.name,
             model_config=config.model,
-            tokenizer=_tokenizer(config),
+            tokenizer=read_tokenizer(tokenizer_at, config),
             step=step,
             data=config.data,
             model=whole_model(engine, config).to(mesh.device).eval(),
@@ -114,14 +116,6 @@ def whole_model(engine: Engine, config: RunConfig) -> CausalLM:
     for state in engine.iter_full_state():
         model.get_parameter(state.name).data.copy_(state.weight)
     return model
-
-
-def _tokenizer(config: RunConfig) -> Tokenizer:
-    form = config.data.format
-    tokenizer = load_tokenizer(config.data.path if form is None else form.tokenizer)
-    if form is not None and form.end_of_text is not None:
-        tokenizer.end_of_text = form.end_of_text
-    return tokenizer
 
 
 @contextmanager
