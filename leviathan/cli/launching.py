@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from leviathan.cli.options import Config, Overrides
+from leviathan.cli.options import Config, MemorySnapshot, Overrides, Profile
 
 
 def launch(
@@ -31,6 +31,8 @@ def launch(
         ),
     ] = 0,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Of the first host.")] = 29500,
+    profile: Profile = None,
+    memory_snapshot: MemorySnapshot = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the exact commands and run nothing.")
     ] = False,
@@ -56,8 +58,14 @@ def launch(
         raise ConfigError(f"--launcher {launcher}: unknown; expected one of {known}")
     if remote not in ("pdsh", "ssh"):
         raise ConfigError(f"--remote {remote}: unknown; expected pdsh or ssh")
+    if profile or memory_snapshot:
+        from leviathan.train.profiling import parse_wish  # imports torch
+
+        parse_wish(profile, memory_snapshot, loaded.train.steps)
+    profiling = ["--profile", profile] if profile else []
+    profiling += ["--memory-snapshot"] if memory_snapshot else []
     request = launching.Request(
-        arguments=(str(config), *(overrides or [])),
+        arguments=(str(config), *(overrides or []), *profiling),
         launcher=launcher,
         hostfile=hostfile,
         hosts=tuple(read_hostfile(hostfile)) if hostfile else (),
