@@ -31,6 +31,12 @@ def launch(
         ),
     ] = 0,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Of the first host.")] = 29500,
+    probe: Annotated[
+        bool,
+        typer.Option(
+            "--probe", help="Run `leviathan check --probe` on the ranks, and no training."
+        ),
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the exact commands and run nothing.")
     ] = False,
@@ -57,7 +63,7 @@ def launch(
     if remote not in ("pdsh", "ssh"):
         raise ConfigError(f"--remote {remote}: unknown; expected pdsh or ssh")
     request = launching.Request(
-        arguments=(str(config), *(overrides or [])),
+        arguments=(str(config), *(overrides or []), *(["--probe"] if probe else [])),
         launcher=launcher,
         hostfile=hostfile,
         hosts=tuple(read_hostfile(hostfile)) if hostfile else (),

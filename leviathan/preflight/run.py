@@ -151,13 +151,16 @@ def check_checkpoints(report: Report, config: RunConfig) -> None:
     count, stay = saved_steps(config)
     at_once = len(stay) + (count > len(stay))  # a former one goes when the new one is whole
     there = len(complete_checkpoints(config.run_dir))
-    wanted, free = max(1, at_once - there) * bytes_each, shutil.disk_usage(_existing(config)).free
+    wanted, free = (
+        max(1, at_once - there) * bytes_each,
+        shutil.disk_usage(existing_folder(config.run_dir)).free,
+    )
     report.figures["checkpoints"] = {
         "bytes": bytes_each, "saves": count, "kept": len(stay), "free_bytes": free
     }  # fmt: skip
     why = (
         f"{size(bytes_each)} each, {count:,} saved, {len(stay):,} kept (at most {at_once:,} at "
-        f"once, {size(at_once * bytes_each)}); {size(free)} free at {_existing(config)}"
+        f"once, {size(at_once * bytes_each)}); {size(free)} free at {existing_folder(config.run_dir)}"
     )
     if free < wanted:
         fewer = "make room, lower checkpoint.keep_last, or choose another run_dir"
@@ -174,9 +177,11 @@ def check_checkpoints(report: Report, config: RunConfig) -> None:
 def check_folder(report: Report, config: RunConfig, info: DatasetInfo | None) -> None:
     """Whether the folder can be written, and what it holds."""
     there = complete_checkpoints(config.run_dir)
-    existing = _existing(config)
+    existing = existing_folder(config.run_dir)
     if not (existing.is_dir() and os.access(existing, os.W_OK)):
-        raise ConfigError(f"{existing}: not a folder that may be written to; choose another run_dir")
+        raise ConfigError(
+            f"{existing}: not a folder that may be written to; choose another run_dir"
+        )
     if there and info is not None:
         start = _go_on(config, info, there[-1])
         report.figures["starts_at_step"] = start.step
@@ -194,11 +199,9 @@ def check_folder(report: Report, config: RunConfig, info: DatasetInfo | None) ->
     report.say("run folder", "green", why)
 
 
-def _existing(config: RunConfig) -> Path:
-    """The run folder, or the nearest one above it that is there."""
-    folder = config.run_dir.absolute()
+def existing_folder(path: Path) -> Path:
+    """`path`, or the nearest folder above it that is there."""
+    folder = path.absolute()
     while not folder.exists():
         folder = folder.parent
     return folder
-
-
