@@ -54,8 +54,8 @@ def check(
     """Says what a run will need and do, before anything is started.
 
     Looks at configuration, model, ranks, memory of a rank by part, time, data set and tokenizer,
-    the run folder, room for checkpoints, hosts, port, shared memory and the launcher's command. Each
-    is green, amber (works, but look) or red (will not work); with a red one the exit status is 2.
+    the run folder, room for checkpoints, hosts, port, shared memory and the launcher's command.
+    Each is green, amber (works, but look) or red (will not work): then the exit status is 2.
     Nothing is trained and no GPU is taken, but with --probe, which leaves nothing behind.
 
     Example: `leviathan check configs/run/pile_400m.yaml --world-size 8 --device h200`

@@ -86,10 +86,9 @@ def time_compute(report: Report, config: RunConfig, mesh: Mesh) -> None:
             f"{named} the median of {median * 1e3:.2f} ms a block; the others will wait for it: "
             "look at its clocks, its temperature, and who else is at work there",
         )
-    else:
-        most = max(times) / median
-        report.say("compute", "green", f"{median * 1e3:.2f} ms a block; the slowest rank {most:.2f} "
-                   "times that")  # fmt: skip
+        return
+    why = f"{median * 1e3:.2f} ms a block; the slowest rank {max(times) / median:.2f} times that"
+    report.say("compute", "green", why)
 
 
 def _block_passes(config: RunConfig, device: torch.device) -> Iterator[None]:

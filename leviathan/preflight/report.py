@@ -44,7 +44,8 @@ class Report:
     @property
     def verdict(self) -> Verdict:
         """The worst of all rows."""
-        return max((row.verdict for row in self.rows), key=ORDER.index, default="green")
+        found = {row.verdict for row in self.rows}
+        return next((verdict for verdict in reversed(ORDER) if verdict in found), "green")
 
     def as_dict(self) -> dict[str, Any]:
         """For `--json`."""

@@ -21,6 +21,8 @@ from leviathan.train.saving import BYTES_PER_PARAMETER, SMALL_FILES
 
 TIGHT = 0.8  # of the memory: beyond, fragmentation may be too much
 TILE = 8  # of bf16 values: tensor cores take matrices in multiples of it
+IDLE = 0.1  # of the rows that are computed
+LONG_S = 3600  # of a run that should not be lost
 WAITING = 0.5  # of a step in communication
 
 
@@ -49,9 +51,9 @@ def check_ranks(report: Report, config: RunConfig, world_size: int) -> RunPlan:
         f"{train.global_batch_size:,} sequences a step in {plan.micro_batches} micro-batch(es) "
         f"of {rows // plan.micro_batches} a rank"
     )
-    if idle > 0.1:
-        report.say("ranks", "amber", f"{why}; {idle:.0%} of the work is filling: choose a batch "
-                   f"that {plan.dp} ranks share evenly")  # fmt: skip
+    if idle > IDLE:
+        hint = f"choose a batch that {plan.dp} ranks share evenly"
+        report.say("ranks", "amber", f"{why}; {idle:.0%} of the work is filling: {hint}")
     else:
         report.say("ranks", "green", why)
     return plan
@@ -130,9 +132,6 @@ def check_memory(report: Report, plan: RunPlan, target: Target) -> None:
         report.say("memory", "amber", f"{why}. Tight: the allocator needs some of the rest")
     else:
         report.say("memory", "green", why)
-    host = BYTES_PER_PARAMETER * account(plan.config.model).total
-    if plan.config.checkpoint.background:
-        report.figures["host_copy_bytes"] = host // plan.world_size
 
 
 def saved_steps(config: RunConfig) -> tuple[int, list[int]]:
@@ -150,26 +149,25 @@ def check_checkpoints(report: Report, config: RunConfig) -> None:
     bytes_each += tokenizer_bytes(config.data)
     count, stay = saved_steps(config)
     at_once = len(stay) + (count > len(stay))  # a former one goes when the new one is whole
-    there = len(complete_checkpoints(config.run_dir))
-    wanted, free = (
-        max(1, at_once - there) * bytes_each,
-        shutil.disk_usage(existing_folder(config.run_dir)).free,
-    )
+    there, place = len(complete_checkpoints(config.run_dir)), existing_folder(config.run_dir)
+    wanted, free = max(1, at_once - there) * bytes_each, shutil.disk_usage(place).free
     report.figures["checkpoints"] = {
-        "bytes": bytes_each, "saves": count, "kept": len(stay), "free_bytes": free
-    }  # fmt: skip
+        "bytes": bytes_each,
+        "saves": count,
+        "kept": len(stay),
+        "free_bytes": free,
+    }
     why = (
         f"{size(bytes_each)} each, {count:,} saved, {len(stay):,} kept (at most {at_once:,} at "
-        f"once, {size(at_once * bytes_each)}); {size(free)} free at {existing_folder(config.run_dir)}"
+        f"once, {size(at_once * bytes_each)}); {size(free)} free at {place}"
     )
+    seconds = report.figures.get("seconds", 0)
     if free < wanted:
         fewer = "make room, lower checkpoint.keep_last, or choose another run_dir"
         report.say("checkpoints", "red", f"{why}: {fewer}")
-    elif not config.checkpoint.every and "seconds" in report.figures:
-        whole = duration(report.figures["seconds"])
-        verdict = "amber" if report.figures["seconds"] > 3600 else "green"
-        hint = f"; only the end is saved: a loss costs up to {whole} (checkpoint.every)"
-        report.say("checkpoints", verdict, why + (hint if verdict == "amber" else ""))
+    elif not config.checkpoint.every and seconds > LONG_S:
+        lost = f"a loss costs up to {duration(seconds)}: set checkpoint.every"
+        report.say("checkpoints", "amber", f"{why}; only the end is saved, {lost}")
     else:
         report.say("checkpoints", "green", why)
 

@@ -1,4 +1,4 @@
-"""Bytes of all tensors that a process holds, counted by torch, and their peak over a piece of work."""
+"""Bytes of all tensors that a process holds, counted by torch, and their peak in some work."""
 
 import gc
 import weakref
