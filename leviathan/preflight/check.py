@@ -6,7 +6,7 @@ import psutil
 import torch
 
 from leviathan.config.schema import RunConfig
-from leviathan.errors import ConfigError, LeviathanError
+from leviathan.errors import ConfigError
 from leviathan.launch import commands as launching
 from leviathan.model.scale import Hardware
 from leviathan.parallel.launch_env import machine_name
@@ -123,7 +123,7 @@ def _check_launch(report: Report, asked: Asked) -> None:
     report.figures["commands"] = [str(command) for command in found]
     started = launching.world_size(request)
     if started is not None and started != world:
-        raise LeviathanError(f"starts {started} ranks, not {world}: mend the hostfile's slots")
+        raise ConfigError(f"starts {started} ranks, not {world}: mend the hostfile's slots")
     local = 0 if request.hosts or request.launcher == "slurm" else world
     if (seen := torch.cuda.device_count()) and local > seen:
         raise ConfigError(f"{local} ranks here, but {seen} GPU(s): name the hosts in a --hostfile")

@@ -44,8 +44,8 @@ class Report:
     @property
     def verdict(self) -> Verdict:
         """The worst of all rows."""
-        found = {row.verdict for row in self.rows}
-        return next((verdict for verdict in reversed(ORDER) if verdict in found), "green")
+        found = [row.verdict for row in self.rows]
+        return max(found, key=ORDER.index) if found else "green"
 
     def as_dict(self) -> dict[str, Any]:
         """For `--json`."""

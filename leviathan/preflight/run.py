@@ -1,5 +1,6 @@
 """What follows from the configuration: ranks, cost, memory, checkpoints, the run's folder."""
 
+import fcntl
 import os
 import shutil
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from leviathan.model.footprint import Device, layout_of
 from leviathan.model.memory import memory
 from leviathan.model.scale import USABLE, Hardware, estimate
 from leviathan.preflight.report import Report, duration, size
-from leviathan.train.run_dir import _begin, _go_on
+from leviathan.train.run_dir import LOCK, _begin, _go_on
 from leviathan.train.saving import BYTES_PER_PARAMETER, SMALL_FILES
 
 TIGHT = 0.8  # of the memory: beyond, fragmentation may be too much
@@ -180,6 +181,8 @@ def check_folder(report: Report, config: RunConfig, info: DatasetInfo | None) ->
         raise ConfigError(
             f"{existing}: not a folder that may be written to; choose another run_dir"
         )
+    if _at_work(config.run_dir / LOCK):
+        raise ConfigError(f"{config.run_dir}: another process is training there; wait, or stop it")
     if there and info is not None:
         start = _go_on(config, info, there[-1])
         report.figures["starts_at_step"] = start.step
@@ -195,6 +198,18 @@ def check_folder(report: Report, config: RunConfig, info: DatasetInfo | None) ->
         report.figures["starts_at_step"] = 0
         why = f"{config.run_dir}: begins with step 0"
     report.say("run folder", "green", why)
+
+
+def _at_work(lock: Path) -> bool:
+    """Whether somebody holds a run's lock."""
+    if not lock.is_file():
+        return False
+    with lock.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def existing_folder(path: Path) -> Path:

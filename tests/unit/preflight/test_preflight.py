@@ -3,6 +3,7 @@
 import mmap
 import shutil
 import socket
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -22,10 +23,12 @@ from leviathan.preflight.run import (
     Target,
     check_checkpoints,
     check_cost,
+    check_folder,
     check_memory,
     check_ranks,
     saved_steps,
 )
+from leviathan.train.run_dir import occupied
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 
@@ -131,6 +134,22 @@ def test_checkpoints_are_held_against_the_disk(tiny_dataset, tmp_path):
     assert only(report)[0] == "red"
     assert str(tmp_path) in only(report)[1]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_where_a_run_is_at_work_is_refused(tmp_path):
+    config = run(f"run_dir={tmp_path / 'run'}")
+    report = Report()
+    check_folder(report, config, None)
+    assert only(report)[0] == "green"
+    with occupied(config.run_dir, Alone()), pytest.raises(ConfigError, match="is training there"):
+        check_folder(Report(), config, None)
+
+
+class Alone:
+    """As much of a mesh as a run of one rank needs to take its folder."""
+
+    rank = 0
+    together = staticmethod(nullcontext)
 
 
 def test_devices_by_name_and_by_figures():
