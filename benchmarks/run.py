@@ -32,7 +32,12 @@ def world() -> Mesh:
 
 
 def run_config(
-    folder: Path, engine: dict[str, Any], rows: int, length: int = 512, **changes: Any
+    folder: Path,
+    engine: dict[str, Any],
+    rows: int,
+    length: int = 512,
+    kind: str = "leviathan",
+    **changes: Any,
 ) -> RunConfig:
     """A 60M-like run with 50,257 ids, `rows` sequences a step in one micro-batch."""
     data = folder / "data"
@@ -44,7 +49,7 @@ def run_config(
         "run_dir": str(folder / "run"),
         "data": {"path": str(data)},
         "model": BODY
-        | {"vocab_size": 50_257, "padded_vocab_size": 50_304, "embedding": {"kind": "leviathan"}}
+        | {"vocab_size": 50_257, "padded_vocab_size": 50_304, "embedding": {"kind": kind}}
         | {"seq_len": length},
         "train": {"steps": 100, "global_batch_size": rows, "micro_batch_size": rows},
         "engine": engine,

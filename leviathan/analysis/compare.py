@@ -78,14 +78,13 @@ def _check_comparable(group: dict[str, Any]) -> None:
     if len(group["arms"]) < 2 or pairing["pairs"]:
         return
     refused = "\n".join(
-        f"  {pair['run']}: another {', another '.join(pair['differs'])} than "
-        f"{group['runs'][0]['path']}, or no file tells"
+        f"  {pair['run']} against {pair['baseline']}: {'; '.join(pair['found'])}"
         for pair in pairing["unequal"]
     )
     raise DataError(
         f"no two of these runs can be compared fairly:\n{refused}\n"
-        "Train them on the same data with the same seed and budget, or compare them all the same "
-        "with --allow-unequal"
+        "Train them on the same data with the same seed and budget, evaluate them with the same "
+        "`leviathan perplexity RUN DATA`, or compare them all the same with --allow-unequal"
     )
 
 

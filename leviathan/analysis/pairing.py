@@ -51,6 +51,15 @@ class Pair:
         """Whether a difference between the two may be computed."""
         return not self.differs or allow_unequal
 
+    def found(self) -> list[str]:
+        """Each failed check with what was found, of the run first."""
+        sides = (self.entry.run, self.base.run)
+        return [
+            f"{name.lower()}: " + " against ".join(ask(run) or "not recorded" for run in sides)
+            for name, ask in CHECKS
+            if name.lower() in self.differs
+        ]
+
 
 def differing(run: Run, base: Run) -> tuple[str, ...]:
     """The checks in which two runs are not the same, or nobody knows."""
@@ -87,7 +96,13 @@ def pairing_of(
         checks.append({"check": name, "values": values, "same": not failed})
     unequal = [pair for pair in pairs if pair.differs]
     refused = [
-        {"run": str(pair.entry.run.path), "arm": pair.entry.arm, "differs": list(pair.differs)}
+        {
+            "run": str(pair.entry.run.path),
+            "arm": pair.entry.arm,
+            "baseline": str(pair.base.run.path),
+            "differs": list(pair.differs),
+            "found": pair.found(),
+        }
         for pair in unequal
     ]
     return {

@@ -11,6 +11,7 @@ from leviathan.checkpoint.manifest import CONFIG, verify_manifest
 from leviathan.config.load import parse_config
 from leviathan.config.schema import RunConfig
 from leviathan.console import say
+from leviathan.data.tokenizer import Tokenizer, load_tokenizer
 from leviathan.errors import CheckpointError
 from leviathan.model.transformer import CausalLM
 from leviathan.parallel.mesh import Mesh
@@ -57,6 +58,18 @@ def read_run_config(directory: Path) -> RunConfig:
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path}: unreadable ({error})") from error
     return parse_config(text, RunConfig, str(path))
+
+
+def read_tokenizer(directory: Path, run: RunConfig) -> Tokenizer:
+    """The tokenizer of a checkpoint, with the end-of-text id that its data set had.
+
+    Raises:
+        DataError: damaged.
+    """
+    tokenizer = load_tokenizer(directory)
+    if run.data.format is not None and run.data.format.end_of_text is not None:
+        tokenizer.end_of_text = run.data.format.end_of_text
+    return tokenizer
 
 
 def whole_checkpoint(path: Path) -> Path:

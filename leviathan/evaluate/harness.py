@@ -30,7 +30,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from leviathan.console import progress_bar, say
-from leviathan.data.files import check_folder
+from leviathan.data.files import check_folder, write_atomic
 from leviathan.data.tokenizer import Tokenizer
 from leviathan.errors import ConfigError, DataError
 from leviathan.evaluate.definitions import defined, definitions
@@ -262,7 +262,7 @@ def run_tasks(
         write_json(out / RESULTS, result)
         for task, lines in samples.items():
             text = "".join(json.dumps(plain(line), ensure_ascii=False) + "\n" for line in lines)
-            (out / SAMPLES.format(task)).write_text(text, encoding="utf-8")
+            write_atomic(out / SAMPLES.format(task), text.encode())
     return result
 
 

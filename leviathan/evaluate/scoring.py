@@ -10,14 +10,14 @@ import numpy as np
 import torch
 
 from leviathan.checkpoint.layout import CHECKPOINTS, step_of
-from leviathan.checkpoint.load import read_model, read_run_config, whole_checkpoint
+from leviathan.checkpoint.load import read_model, read_run_config, read_tokenizer, whole_checkpoint
 from leviathan.config.schema import DataConfig, ModelConfig
 from leviathan.console import progress_bar
 from leviathan.data.dataset import Dataset, open_dataset
 from leviathan.data.files import check_folder, write_atomic
 from leviathan.data.format import DATASET_FILE, DatasetInfo
 from leviathan.data.stream import Batch, check_fits, eval_batches
-from leviathan.data.tokenizer import Tokenizer, load_tokenizer
+from leviathan.data.tokenizer import Tokenizer
 from leviathan.errors import CheckpointError, DataError
 from leviathan.evaluate.llama_folder import (
     is_llama_folder,
@@ -120,9 +120,7 @@ def _describe(directory: Path) -> Described:
             )
         return Described(folder, folder.name, config, tokenizer, None)
     run = read_run_config(directory)
-    step, tokenizer = step_of(directory), load_tokenizer(directory)
-    if run.data.format is not None and run.data.format.end_of_text is not None:
-        tokenizer.end_of_text = run.data.format.end_of_text
+    step, tokenizer = step_of(directory), read_tokenizer(directory, run)
     found = Described(directory, run.run_dir.name, run.model, tokenizer, step, run.data)
     if (results := found.result_dir()) is not None:
         check_folder(results)

@@ -74,8 +74,8 @@ print(tokenizer.decode(model.generate(ids, max_new_tokens=40)[0]))
 
 - A pretrained base model: it continues text, it was not tuned to follow instructions, and it says
   what its training text makes likely, whether true or not.
-- Every training document ended with `<|endoftext|>` (id {end_of_text}), so a text scored or
-  generated from its beginning should be preceded by that id, once. {prefix} It reads special
+- Every training document ended with the id {end_of_text}, so a text scored or generated from
+  its beginning should be preceded by that id, once. {prefix} It reads special
   strings in a text as ordinary text, as in training; pass `split_special_tokens=False` to write
   them as ids.
 - The context is {seq_len} tokens.

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from leviathan.checkpoint.load import read_model, whole_checkpoint
+from leviathan.checkpoint.load import read_model, read_tokenizer, whole_checkpoint
 from leviathan.config.schema import ModelConfig, RunConfig
 from leviathan.console import say
-from leviathan.data.tokenizer import END_OF_TEXT, Tokenizer, load_tokenizer
+from leviathan.data.tokenizer import END_OF_TEXT, Tokenizer
 from leviathan.errors import CheckpointError, ConfigError
 from leviathan.evaluate.llama_folder import UNUSED
 from leviathan.export.card import model_card
@@ -66,7 +66,7 @@ def export(
     directory = whole_checkpoint(checkpoint)
     _check_request(Path(out), dtype, shard_size)
     model, run, state = read_model(directory)
-    tokenizer = load_tokenizer(directory)
+    tokenizer = read_tokenizer(directory, run)
     facts = run_facts(directory, run, state, tokenizer)
     return export_model(
         model,
@@ -236,17 +236,19 @@ def write_tokenizer(
             for id in range(len(ranks), tokenizer.vocab_size)
         ]
     )
+    # An ordinary id may end the documents of a foreign data set; no special string then names it.
+    end = special.get(tokenizer.end_of_text, END_OF_TEXT)
     if add_bos:
         fast.post_processor = processors.TemplateProcessing(
-            single=f"{END_OF_TEXT} $A",
-            pair=f"{END_OF_TEXT} $A {END_OF_TEXT}:1 $B:1",
-            special_tokens=[(END_OF_TEXT, tokenizer.end_of_text)],
+            single=f"{end} $A",
+            pair=f"{end} $A {end}:1 $B:1",
+            special_tokens=[(end, tokenizer.end_of_text)],
         )
     quiet_transformers().PreTrainedTokenizerFast(
         tokenizer_object=fast,
-        bos_token=END_OF_TEXT,
-        eos_token=END_OF_TEXT,
-        pad_token=END_OF_TEXT,
+        bos_token=end,
+        eos_token=end,
+        pad_token=end,
         model_max_length=config.seq_len,
         clean_up_tokenization_spaces=False,
         split_special_tokens=True,
@@ -324,7 +326,7 @@ def one_line(llama: Any, fast: Any) -> str:
 
     Sampled, because the likeliest text of a small model repeats itself; the same each time.
     """
-    start = torch.tensor([[fast.eos_token_id]])
+    start = torch.tensor([[llama.config.eos_token_id]])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         written = llama.generate(

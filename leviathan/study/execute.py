@@ -4,10 +4,12 @@ Every step passes over what is done, so the same command goes on after any inter
 """
 
 import json
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +121,7 @@ def _train(study: Study, run: StudyRun, title: str) -> Path | None:
     write_atomic(file, dump_config(run.config).encode())
     command = command_of(study.config.launch, file)
     with (
+        _sigterm_ends_it(),
         log.open("wb") as stderr,
         progress_bar(title, total=steps, start=last_step(run_dir)) as bar,
     ):
@@ -139,6 +142,20 @@ def _train(study: Study, run: StudyRun, title: str) -> Path | None:
             return None
         bar.advance(0, f"failed: {_last_words(log)}")
     return log
+
+
+@contextmanager
+def _sigterm_ends_it() -> Iterator[None]:
+    """SIGTERM is as Ctrl-C: the run that is being trained saves and ends too."""
+
+    def end(*_: object) -> None:
+        sys.exit(128 + signal.SIGTERM)
+
+    former = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, former)
 
 
 def _on_this_machine(command: Sequence[str]) -> list[str]:

@@ -135,7 +135,9 @@ def test_refuses_to_compare(
     make_run: MakeRun, tmp_path: Path, change: dict[str, Any], named: str
 ) -> None:
     runs = [make_run("a", "tied"), make_run("b", "leviathan", offset=-0.04, **change)]
-    with pytest.raises(DataError, match=rf"another .*{named}(.|\n)*--allow-unequal"):
+    with pytest.raises(
+        DataError, match=rf"b against .*a: {named}: .* against .*(.|\n)*--allow-unequal"
+    ):
         build_report(runs, tmp_path / "out")
     report = build_report(runs, tmp_path / "out", allow_unequal=True)
     (group,) = report["groups"]

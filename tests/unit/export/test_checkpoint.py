@@ -20,17 +20,21 @@ from leviathan.parallel.ports import free_port
 
 
 @pytest.fixture
-def run(tmp_path, tiny_tokenizer, monkeypatch) -> RunConfig:
+def run(tmp_path, tiny_tokenizer, monkeypatch, request) -> RunConfig:
     """A run with one checkpoint, written by a world of one rank."""
     tokenizer = load_tokenizer(tiny_tokenizer)
     tokenizer.save(tmp_path / "data")
     shape = {"d_model": 32, "n_layers": 2, "n_heads": 4, "seq_len": 32}
     vocabulary = {"vocab_size": tokenizer.vocab_size, "padded_vocab_size": 640}
+    foreign = {}
+    if end := getattr(request, "param", None):
+        form = {"kind": "mds_tokens", "tokenizer": str(tiny_tokenizer), "end_of_text": end}
+        foreign = {"format": form}
     lev = {"kind": "leviathan", "d_seed": 8, "heads": 2, "knots": 5, "rank": 4}
     config = RunConfig.model_validate(
         {
             "run_dir": str(tmp_path / "run"),
-            "data": {"path": str(tmp_path / "data")},
+            "data": {"path": str(tmp_path / "data"), **foreign},
             "model": {**shape, **vocabulary, "embedding": lev},
             "train": {"steps": 9, "global_batch_size": 2, "micro_batch_size": 1},
         }
@@ -54,6 +58,19 @@ def run(tmp_path, tiny_tokenizer, monkeypatch) -> RunConfig:
     finally:
         leave_mesh()
     return config
+
+
+@pytest.mark.parametrize("run", [5], indirect=True)
+def test_another_converter_s_end_of_text_is_the_export_s(run, tmp_path):
+    """Documents that ended with an ordinary id: what generates or scores must use that one."""
+    from transformers import AutoTokenizer
+
+    out = tmp_path / "llama"
+    export(run.run_dir, out, verify=True, add_bos=True)
+    for file in ("config.json", "generation_config.json"):
+        assert json.loads((out / file).read_text())["eos_token_id"] == 5
+    assert AutoTokenizer.from_pretrained(out)("def").input_ids[0] == 5
+    assert "ended with the id 5" in (out / "README.md").read_text()
 
 
 def test_checkpoint_to_llama(run, tmp_path):

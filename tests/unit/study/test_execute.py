@@ -1,12 +1,17 @@
 """A tiny study carried out for real: trained, evaluated, reported; done again, nothing is done."""
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 import yaml
 
 from leviathan.analysis.report import build_report
+from leviathan.checkpoint.layout import complete_checkpoints
 from leviathan.errors import LeviathanError
 from leviathan.study.execute import run_study
 from leviathan.study.expand import load_study
@@ -73,3 +78,21 @@ def test_one_failure_keeps_no_other_run_from_being_done(tmp_path: Path, tiny_dat
     ):
         run_study(load_study(path))
     assert load_study(path).runs[1].is_complete
+
+
+def test_sigterm_ends_the_run_that_is_being_trained_too(tmp_path: Path, tiny_dataset: Path) -> None:
+    """It saves and leaves the run free: the same command goes on at once."""
+    arms = {"tied": {"model.embedding.kind": "tied", "train.steps": 100_000}}
+    path = tiny(tmp_path, tiny_dataset, arms)
+    command = [sys.executable, "-m", "leviathan", "study", "run", str(path)]
+    (run,) = load_study(path).runs
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as study:
+        deadline = time.monotonic() + 120
+        metrics = run.config.run_dir / "metrics.jsonl"
+        while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        study.send_signal(signal.SIGTERM)
+        study.communicate(timeout=60)
+    assert study.returncode == 128 + signal.SIGTERM
+    assert complete_checkpoints(run.config.run_dir)
+    assert "saved" in next((tmp_path / "out" / "configs").glob("*.log")).read_text().lower()
