@@ -44,8 +44,11 @@ class Report:
     @property
     def verdict(self) -> Verdict:
         """The worst of all rows."""
-        found = [row.verdict for row in self.rows]
-        return max(found, key=ORDER.index) if found else "green"
+        worst: Verdict = "green"
+        for row in self.rows:
+            if ORDER.index(row.verdict) > ORDER.index(worst):
+                worst = row.verdict
+        return worst
 
     def as_dict(self) -> dict[str, Any]:
         """For `--json`."""
