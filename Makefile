@@ -46,7 +46,7 @@ check: venv  ## ruff, pyright, import-linter
 
 bench: venv  ## Run the benchmarks on the CPU: about 45 minutes, with nothing else running
 	@mkdir -p benchmarks/out
-	@for name in lev loss materialise step prep engines checkpoint stream generate eval scaling tensor_parallel; do \
+	@for name in lev loss materialise step prep engines checkpoint stream generate eval scaling tensor_parallel metrics_cost; do \
 	  $(BIN)/python benchmarks/$$name.py --json > benchmarks/out/$$name.jsonl || exit 1; done
 	@$(BIN)/python benchmarks/harness.py benchmarks/out/*.jsonl
 

@@ -9,6 +9,7 @@ from leviathan.analysis.picture import Picture
 from leviathan.analysis.table import MISSING, number, score, signed, task_scale
 
 _BESIDE = 4  # columns of losses and differences that fit a page together
+_LOSSES = 5  # columns of losses alone
 _SCALE_TITLES = {
     "absolute": "By occurrences in the training split",
     "relative": "By share of the training tokens",
@@ -39,16 +40,18 @@ def _strata_table(strata: dict[str, Any], scale: str) -> str:
     total = sum(one["tokens"] for one in runs[0][scale])
     kept = [(index, one) for index, one in enumerate(runs[0][scale]) if one["tokens"]]
     beside = pairs if len(runs) + len(pairs) <= _BESIDE else []
-    body = []
-    for index, one in kept:
-        cells = [f"{one['tokens']:,}", plots.share(one["tokens"] / total)]
-        cells += [number(run[scale][index]["nats_per_token"], 3) for run in runs]
-        body.append(
-            row(one["bucket"], cells, "".join(_interval(pair[scale][index]) for pair in beside))
-        )
-    heads = ["bucket", "targets", "share", *(run["label"] for run in runs)]
-    heads += [f"{pair['label']} − {pair['base']}" for pair in beside]
-    tables = [table(heads, body)]
+    tables = []
+    for first in range(0, len(runs), _LOSSES):
+        some, body = runs[first : first + _LOSSES], []
+        for index, one in kept:
+            cells = [f"{one['tokens']:,}", plots.share(one["tokens"] / total)]
+            cells += [number(run[scale][index]["nats_per_token"], 3) for run in some]
+            body.append(
+                row(one["bucket"], cells, "".join(_interval(pair[scale][index]) for pair in beside))
+            )
+        heads = ["bucket", "targets", "share", *(run["label"] for run in some)]
+        heads += [f"{pair['label']} − {pair['base']}" for pair in beside]
+        tables.append(table(heads, body))
     apart = pairs if not beside else []
     for first in range(0, len(apart), _BESIDE):
         few = apart[first : first + _BESIDE]

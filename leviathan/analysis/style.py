@@ -52,7 +52,7 @@ figure svg {{ display: block; width: 100%; height: auto; }}
 .scroll + .scroll {{ margin-top: 1.4rem; }}
 table {{ border-collapse: collapse; width: 100%; font-size: .92rem;
   font-variant-numeric: tabular-nums; }}
-th, td {{ text-align: right; padding: .34rem 0 .34rem 1.1rem; border-bottom: 1px solid var(--grid);
+th, td {{ text-align: right; padding: .34rem 0 .34rem .8rem; border-bottom: 1px solid var(--grid);
   vertical-align: baseline; white-space: nowrap; }}
 th:first-child {{ text-align: left; padding-left: 0; font-weight: 400; }}
 thead th {{ border-bottom: 1px solid var(--muted); color: var(--muted); font-weight: 600; }}

@@ -46,7 +46,7 @@ def comparison_rows(group: dict[str, Any]) -> list[Row]:
         row("Sample efficiency", "Tokens to the baseline's final loss", _needed),
         row("Sample efficiency", "· times fewer", _times_fewer),
         row("Sample efficiency", "Baseline was at the arm's loss after", _behind),
-        row("Sample efficiency", "Device-hours to that loss", _hours_needed),
+        row("Sample efficiency", "Device-hours to that loss", _hours_needed, _baseline_hours),
         row("Size", "Parameters", _part("total"), _change("parameters_percent", 2)),
         row("Size", "· input embedding", _part("input_embedding")),
         row("Size", "· output head", _head),
@@ -201,7 +201,12 @@ def _hours_needed(arm: dict[str, Any]) -> str:
     found = _efficiency(arm)
     if found.get("hours") is None:
         return MISSING
-    return f"{found['hours']:.3g} (baseline {found['base_hours']:.3g})"
+    return f"{found['hours']:.3g}"
+
+
+def _baseline_hours(relative: dict[str, Any]) -> str:
+    hours = (relative.get("efficiency") or {}).get("base_hours")
+    return f"baseline {hours:.3g}" if hours is not None else ""
 
 
 def _flops(arm: dict[str, Any]) -> str:

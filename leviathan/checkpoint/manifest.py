@@ -10,6 +10,7 @@ from leviathan.data.files import write_atomic
 from leviathan.errors import CheckpointError
 
 MANIFEST, CONFIG, STATE = "manifest.json", "config.yaml", "state.json"
+RUN = "run.json"  # beside config.yaml in a run folder
 # A manifest that does not list these proves nothing.
 REQUIRED = (CONFIG, STATE, ".metadata")
 

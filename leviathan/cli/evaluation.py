@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from leviathan.cli.options import AsJson, Model, is_another_rank, show
+from leviathan.console import say
 
 Split = Annotated[str, typer.Option(help="`val` or `train`.")]
 BatchSize = Annotated[int, typer.Option(min=1, help="Sequences at once.")]
@@ -115,6 +116,12 @@ def report(
             help="Also compare runs that differ in data, data order, tokenizer or budget.",
         ),
     ] = False,
+    track: Annotated[
+        bool,
+        typer.Option(
+            "--track", help="Attach the plots to the runs in Weights & Biases and TensorBoard."
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compares runs on one HTML page: curves, table, loss by token frequency, tasks, costs.
@@ -129,6 +136,13 @@ def report(
     from leviathan.analysis.report import build_report, terminal_table
 
     result = build_report(runs, out, allow_unequal)
+    if track:
+        from leviathan.train.tracker import attach
+
+        images = {f"report/{file.stem}": file for file in sorted(out.glob("plots/*.png"))}
+        for run in runs:
+            if not attach(run, images):
+                say(f"{run}: its configuration names no tracker; nothing is attached")
     show(result, as_json, terminal_table)
 
 

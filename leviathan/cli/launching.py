@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from leviathan.cli.options import Config, Overrides
+from leviathan.cli.options import Config, MemorySnapshot, Overrides, Profile
 
 
 def launch(
@@ -37,6 +37,8 @@ def launch(
             "--probe", help="Run `leviathan check --probe` on the ranks, and no training."
         ),
     ] = False,
+    profile: Profile = None,
+    memory_snapshot: MemorySnapshot = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the exact commands and run nothing.")
     ] = False,
@@ -62,8 +64,17 @@ def launch(
         raise ConfigError(f"--launcher {launcher}: unknown; expected one of {known}")
     if remote not in ("pdsh", "ssh"):
         raise ConfigError(f"--remote {remote}: unknown; expected pdsh or ssh")
+    if profile or memory_snapshot:
+        from leviathan.train.profiling import parse_wish  # imports torch
+
+        parse_wish(profile, memory_snapshot, loaded.train.steps)
+    if probe and (profile or memory_snapshot):
+        raise ConfigError("--probe trains nothing that could be profiled: leave one of them out")
+    options = ["--profile", profile] if profile else []
+    options += ["--memory-snapshot"] if memory_snapshot else []
+    options += ["--probe"] if probe else []
     request = launching.Request(
-        arguments=(str(config), *(overrides or []), *(["--probe"] if probe else [])),
+        arguments=(str(config), *(overrides or []), *options),
         launcher=launcher,
         hostfile=hostfile,
         hosts=tuple(read_hostfile(hostfile)) if hostfile else (),

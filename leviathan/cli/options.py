@@ -38,6 +38,23 @@ Model = Annotated[
     ),
 ]
 
+Profile = Annotated[
+    str | None,
+    typer.Option(
+        metavar="steps=FIRST-LAST",
+        help="Profile these steps on the first rank: run_dir/profile gets a trace for "
+        "chrome://tracing or Perfetto, and tables of operators by module.",
+    ),
+]
+MemorySnapshot = Annotated[
+    bool,
+    typer.Option(
+        "--memory-snapshot",
+        help="With --profile: every allocation of these steps too; memory.pickle on CUDA, "
+        "memory.csv on the CPU.",
+    ),
+]
+
 
 def is_another_rank() -> bool:
     """True in a rank of a launch for which rank 0 has the word; RANK alone says nothing."""

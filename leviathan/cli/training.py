@@ -4,25 +4,43 @@ from pathlib import Path
 
 import typer
 
-from leviathan.cli.options import AsJson, Checkpoint, Config, Overrides, show
+from leviathan.cli.options import (
+    AsJson,
+    Checkpoint,
+    Config,
+    MemorySnapshot,
+    Overrides,
+    Profile,
+    show,
+)
 from leviathan.config.load import load_config
 from leviathan.config.schema import RunConfig
 
 checkpoint_app = typer.Typer(no_args_is_help=True, help="List, describe and verify checkpoints.")
 
 
-def train(config: Config, overrides: Overrides = None) -> None:
+def train(
+    config: Config,
+    overrides: Overrides = None,
+    profile: Profile = None,
+    memory_snapshot: MemorySnapshot = False,
+) -> None:
     """Trains a model; alone, or as one rank of `deepspeed`, `torchrun` or `srun`.
 
     The same command resumes an interrupted run from its newest whole checkpoint. SIGTERM or SIGUSR1
     to any rank saves and ends it with exit status 0.
 
+    `run_dir/metrics.jsonl` gets a line every `train.log_every` steps; `tracking.wandb.project=NAME`
+    and `tracking.tensorboard=true` pass it on. `evaluate.tasks=[piqa] evaluate.every=1000` runs
+    lm-eval tasks on the way.
+
     Example: `deepspeed --num_accelerators 2 launch/train.py configs/run/quickstart.yaml`
     """
     loaded = load_config(config, overrides or [], RunConfig)
     from leviathan.train.loop import train as run
+    from leviathan.train.profiling import parse_wish
 
-    run(loaded)
+    run(loaded, parse_wish(profile, memory_snapshot, loaded.train.steps))
 
 
 @checkpoint_app.command("ls")

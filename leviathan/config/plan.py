@@ -6,7 +6,7 @@ from typing import Literal
 from leviathan.config.schema import RunConfig
 from leviathan.errors import ConfigError
 
-Event = Literal["log", "evaluate", "checkpoint"]
+Event = Literal["log", "evaluate", "tasks", "checkpoint"]
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,13 @@ class RunPlan:
 
     def is_due(self, event: Event, step: int) -> bool:
         """Whether `event` follows the `step`-th finished step (counted from 1)."""
-        train = self.config.train
+        train, tasks = self.config.train, self.config.evaluate
+        if event == "tasks" and not tasks.tasks:
+            return False
         every = {
             "log": train.log_every,
             "evaluate": train.eval_every,
+            "tasks": tasks.every,
             "checkpoint": self.config.checkpoint.every,
         }[event]
         return step == train.steps or (every > 0 and step % every == 0)

@@ -21,6 +21,7 @@ from leviathan.config.embedding import EmbeddingConfig, InputEmbeddingConfig
 from leviathan.config.embedding import LeviathanConfig as LeviathanConfig
 from leviathan.config.embedding import TiedConfig as TiedConfig
 from leviathan.config.embedding import lev_base as lev_base
+from leviathan.config.evaluate import EvaluateConfig
 from leviathan.config.strict import (
     Beta,
     NonNegativeFloat,
@@ -31,6 +32,7 @@ from leviathan.config.strict import (
     UserPath,
     from_earlier,
 )
+from leviathan.config.tracking import TrackingConfig
 
 # ---------------------------------------------------------------- model
 
@@ -139,6 +141,9 @@ class TrainConfig(Strict):
     spike_deviations: NonNegativeFloat = Field(
         default=6.0,
         description="warn of a loss so many robust deviations over the running median; 0: never",
+    )
+    peak_flops: PositiveFloat | None = Field(
+        default=None, description="of one device, FLOP/s, for MFU; else by the device's name"
     )
 
     @model_validator(mode="after")
@@ -262,6 +267,8 @@ class RunConfig(Strict):
     engine: EngineChoice = Field(default_factory=DeepSpeedConfig)
     parallel: ParallelConfig = Field(default_factory=ParallelConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    evaluate: EvaluateConfig = Field(default_factory=EvaluateConfig)
+    tracking: TrackingConfig = Field(default_factory=TrackingConfig)
 
     @model_validator(mode="after")
     def _warmup_fits(self) -> "RunConfig":

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Protocol
 
@@ -71,30 +72,41 @@ def global_targets(microbatches: Sequence[Batch], mesh: Mesh) -> int:
     return int(mesh.sum(sum(batch.n_targets for batch in microbatches))[0]) // mesh.tp
 
 
-def step_stats(nll: Tensor, squares: float, tokens: int, mesh: Mesh) -> StepStats:
+def step_stats(nll: Tensor, squares: Tensor, tokens: int, mesh: Mesh) -> StepStats:
     """What a step was, before its update is made or left out. Collective.
 
-    The squared norm is at once the finite check: no other reduction is needed for it.
+    The squared norm is at once the finite check: no other reduction is needed for it. Both values
+    are read at once, the only time in a step that the device is waited for: whether there is an
+    update at all hangs on them, in DeepSpeed on the CPU.
 
     Args:
-        nll: this rank's sum over targets.
-        squares: this rank's summand of the squared global norm of the gradients.
+        nll: this rank's sum over targets, float64.
+        squares: this rank's summand of the squared global norm of the gradients, float64.
         tokens: valid targets of the global batch.
         mesh: the ranks.
     """
-    nll_sum, squares_sum = mesh.sum(float(nll) / mesh.tp, squares)
+    nll_sum, squares_sum = mesh.sum(*torch.stack([nll / mesh.tp, squares.to(nll.device)]).tolist())
     finite = math.isfinite(nll_sum) and math.isfinite(squares_sum)
     norm = math.sqrt(squares_sum) if math.isfinite(squares_sum) else math.inf
     return StepStats(nll_sum / max(1, tokens), norm, tokens, not finite)
 
 
-def squared_norm(gradients: NamedTensors, layout: Layout) -> float:
+def squared_norm(gradients: NamedTensors, layout: Layout, device: torch.device) -> Tensor:
     """Σ g² of all, in fp32 within a tensor and fp64 over them; not finite if one of them is not.
 
-    Summed over tensor-parallel ranks, it counts each element of the whole parameters once.
+    Summed over tensor-parallel ranks, it counts each element of the whole parameters once. It is
+    left on the device.
     """
     if not gradients:
-        return 0.0
+        return torch.zeros((), dtype=torch.float64, device=device)
     norms = [torch.linalg.vector_norm(g, dtype=torch.float32) for _, g in gradients]
-    squares = torch.stack(norms).double().square()
-    return float(squares @ squares.new_tensor([layout.weight(name) for name, _ in gradients]))
+    weights = _on_device(
+        tuple(layout.weight(name) for name, _ in gradients), gradients[0][1].device
+    )
+    return torch.stack(norms).double().square() @ weights
+
+
+@cache
+def _on_device(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """The same in every step: copied there once, as a copy waits for the device."""
+    return torch.tensor(values, dtype=torch.float64, device=device)

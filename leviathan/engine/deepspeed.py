@@ -132,7 +132,7 @@ class DeepSpeedEngine:
         self.optimizer_steps += not stats.skipped
         return stats
 
-    def _gradient_squares(self) -> float:
+    def _gradient_squares(self) -> torch.Tensor:
         """This rank's summand of the squared global norm of the gradients, which it settles.
 
         DeepSpeed looks for infinities in some stages and precisions only, so this serves as the
@@ -140,7 +140,7 @@ class DeepSpeedEngine:
         """
         gradients, replicated = zero.reduced_gradients(self._ds.module, self._wrapped, self._shards)
         self._layout.settle(gradients)
-        squares = squared_norm(gradients, self._layout)
+        squares = squared_norm(gradients, self._layout, self._mesh.device)
         return squares / self._mesh.dp if replicated else squares
 
     @torch.no_grad()

@@ -97,7 +97,7 @@ class Fsdp2Engine:
             (loss_sum * scale).backward()
         gradients = self._take_gradients()
         self._layout.settle(gradients)
-        squares = squared_norm(gradients, self._layout) / self._replicas
+        squares = squared_norm(gradients, self._layout, mesh.device) / self._replicas
         stats = step_stats(nll, squares, tokens, mesh)
         if not stats.skipped:
             self._update(stats.grad_norm, lr)

@@ -38,11 +38,11 @@ from leviathan.evaluate.offline import dataset_cache, offline
 from leviathan.evaluate.ranks import Ranks, joined
 from leviathan.evaluate.results import plain, results_table, voided
 from leviathan.evaluate.rows import Pair, RowScorer
-from leviathan.evaluate.scoring import open_checkpoint, write_json
+from leviathan.evaluate.scoring import Loaded, open_checkpoint, write_json
 from leviathan.evaluate.text_stream import TextStream
 from leviathan.model.transformer import CausalLM
 
-__all__ = ["LeviathanLM", "results_table", "run_tasks"]
+__all__ = ["LeviathanLM", "check_tasks", "results_table", "run_tasks", "score_tasks"]
 
 Request = tuple[Any, list[int], list[int]]  # (key, context ids, continuation ids)
 
@@ -239,8 +239,53 @@ def run_tasks(
     ranks = joined()
     if out is not None:
         ranks.agreed(lambda: check_folder(out))
-    own = ranks.each(lambda: definitions(tasks, task_data, BUILTIN))
+    ranks.each(lambda: definitions(tasks, task_data, BUILTIN))  # sooner than the weights are read
     loaded = open_checkpoint(checkpoint, ranks)
+    result, samples = score_tasks(loaded, tasks, task_data, limit, batch_size)
+    if out is not None and ranks.rank == 0:
+        write_json(out / RESULTS, result)
+        for task, lines in samples.items():
+            text = "".join(json.dumps(plain(line), ensure_ascii=False) + "\n" for line in lines)
+            write_atomic(out / SAMPLES.format(task), text.encode())
+    return result
+
+
+def check_tasks(tasks: Sequence[str], task_data: Path | None) -> None:
+    """Whether the tasks can be run, without a model; lm-eval's own are only looked up.
+
+    Raises:
+        ConfigError: an unknown task, or one of `eval/` without `task_data`.
+        DataError: a file of a task is missing or damaged.
+    """
+    own = definitions(tasks, task_data, BUILTIN)
+    with TemporaryDirectory() as scratch:
+        _manager(tasks, own, Path(scratch))
+
+
+def score_tasks(
+    loaded: Loaded,
+    tasks: Sequence[str],
+    task_data: Path | None = None,
+    limit: int | None = None,
+    batch_size: int = 8,
+) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    """Runs lm-eval tasks on a model and files `lm_eval.json` beside its run.
+
+    Args:
+        loaded: the model, on every rank of a launch.
+        tasks: names.
+        task_data: folder with the tasks' files.
+        limit: samples a task; None takes all.
+        batch_size: sequences at once.
+
+    Returns:
+        What `run_tasks` returns, and each task's samples.
+
+    Raises:
+        ConfigError, DataError: as `run_tasks`.
+    """
+    ranks = loaded.ranks
+    own = ranks.each(lambda: definitions(tasks, task_data, BUILTIN))
     model = LeviathanLM(loaded.model, loaded.tokenizer, batch_size, ranks)
     result, samples = evaluate_model(model, tasks, own, task_data is not None, limit)
     for task in sorted(model.not_finite):
@@ -258,12 +303,7 @@ def run_tasks(
         "batch_size": batch_size,
     }
     loaded.file(RESULTS, result)
-    if out is not None and ranks.rank == 0:
-        write_json(out / RESULTS, result)
-        for task, lines in samples.items():
-            text = "".join(json.dumps(plain(line), ensure_ascii=False) + "\n" for line in lines)
-            write_atomic(out / SAMPLES.format(task), text.encode())
-    return result
+    return result, samples
 
 
 def evaluate_model(
@@ -301,8 +341,12 @@ def _per_token(loglikelihood: float, tokens: float) -> dict[str, Any]:
     return plain({"tokens": int(tokens), "nats_per_token": nats, "perplexity": perplexity})
 
 
-def _load_tasks(names: list[str], own: dict[str, str], scratch: Path) -> Any:
-    """The tasks; lm-eval's own tree is indexed (about 20 s) only for a name that is not ours."""
+def _manager(names: Sequence[str], own: dict[str, str], scratch: Path) -> TaskManager:
+    """Knows all the tasks; lm-eval's tree is indexed (about 20 s) only for a name that is not ours.
+
+    Raises:
+        ConfigError: nobody knows one of them.
+    """
     for name, text in own.items():
         (scratch / f"{name}.yaml").write_text(text, encoding="utf-8")
     manager = TaskManager(include_path=scratch, include_defaults=not own.keys() >= set(names))
@@ -314,6 +358,11 @@ def _load_tasks(names: list[str], own: dict[str, str], scratch: Path) -> Any:
                 f"no task {name!r}; {hint}eval/ defines {', '.join(defined()) or 'none'}, and "
                 "lm-eval's own are listed by `lm-eval ls tasks`"
             )
+    return manager
+
+
+def _load_tasks(names: list[str], own: dict[str, str], scratch: Path) -> Any:
+    manager = _manager(names, own, scratch)
     datasets.disable_progress_bars()  # small files; their bars would only blur ours
     try:
         with dataset_cache(scratch / "cache"):

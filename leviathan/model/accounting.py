@@ -50,6 +50,16 @@ class Accounting:
     training_bytes: int
     matching: Match | None
 
+    @property
+    def six_n_flops_per_token(self) -> int:
+        """The other convention: 6 for each parameter of the blocks' matrices and of the head.
+
+        Neither attention's products nor the generation of input vectors are in it. Source: arXiv
+        2001.08361, section 2.1, with the head, whose product is real work.
+        """
+        others = self.attention_flops_per_token + self.input_embedding_flops_per_token
+        return self.flops_per_token - others
+
 
 def account(config: ModelConfig) -> Accounting:
     """Counts what `config` describes; equal to the built model's `numel`."""

@@ -1,7 +1,6 @@
 """Training: one loop that reads from top to bottom."""
 
 from collections.abc import Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,11 @@ from leviathan.config.schema import RunConfig
 from leviathan.console import progress_bar, say
 from leviathan.data.dataset import Dataset, open_dataset
 from leviathan.data.format import DatasetInfo
-from leviathan.data.stream import TrainStream, check_fits, eval_batches
+from leviathan.data.stream import TrainStream, check_fits
 from leviathan.engine import build_engine
 from leviathan.engine.base import Engine, StepStats
 from leviathan.errors import LeviathanError
+from leviathan.evaluate.in_loop import check_tasks, run_tasks, validate
 from leviathan.model.accounting import account
 from leviathan.model.init import init_weights
 from leviathan.model.transformer import CausalLM
@@ -24,17 +24,21 @@ from leviathan.optim import lr_at
 from leviathan.parallel.launch_env import keep_pages, read_launch_env, share_cores
 from leviathan.parallel.mesh import Mesh, init_mesh
 from leviathan.parallel.watch import Watch
-from leviathan.train.metrics import METRICS, Metrics, logged_losses
+from leviathan.train.log_file import METRICS, logged_losses
+from leviathan.train.metrics import Metrics
+from leviathan.train.profiling import Profiler, ProfileWish
 from leviathan.train.run_dir import Start, describe, find_start, occupied
 from leviathan.train.saving import Saving
 from leviathan.train.signals import StopSignal
 from leviathan.train.spikes import spike_threshold
+from leviathan.train.step_clock import StepClock
+from leviathan.train.tracker import Tracker, check_packages
 
 
-def train(config: RunConfig) -> None:
+def train(config: RunConfig, profile: ProfileWish | None = None) -> None:
     """Trains a run to its end, or until a signal; goes on where its newest checkpoint stands.
 
-    Runs alone, or as one rank of whichever launcher started it.
+    Runs alone, or as one rank of whichever launcher started it. Some steps may be profiled.
 
     Raises:
         ConfigError, DataError, CheckpointError: the same on every rank.
@@ -51,16 +55,27 @@ def train(config: RunConfig) -> None:
     )
     with occupied(config.run_dir, mesh), StopSignal(mesh) as signal, watch:
         with mesh.together():
+            if mesh.rank == 0:
+                check_packages(config.tracking)
+                check_tasks(config)
             dataset = open_dataset(config.data, config.model.seq_len)
             check_fits(dataset.info, config.model, config.train.global_batch_size)
         start = find_start(config, dataset.info, mesh)
         if start.step >= config.train.steps:
             say(f"{config.run_dir}: complete after {start.step:,} steps, nothing to do.")
             return
-        _run(plan, mesh, dataset, start, signal)
+        profiler = Profiler(profile, config.run_dir, mesh, config.engine.compile)
+        _run(plan, mesh, dataset, start, signal, profiler)
 
 
-def _run(plan: RunPlan, mesh: Mesh, dataset: Dataset, start: Start, signal: StopSignal) -> None:
+def _run(
+    plan: RunPlan,
+    mesh: Mesh,
+    dataset: Dataset,
+    start: Start,
+    signal: StopSignal,
+    profiler: Profiler,
+) -> None:
     config, steps, info = plan.config, plan.config.train.steps, dataset.info
     size = account(config.model)
     say(
@@ -68,17 +83,71 @@ def _run(plan: RunPlan, mesh: Mesh, dataset: Dataset, start: Start, signal: Stop
         f"{config.train.global_batch_size * config.model.seq_len:,} tokens; starting the engine"
     )
     weights_from = None if start.checkpoint else first_weights(config, mesh)
-    engine = build_engine(lambda: new_model(config, weights_from), plan, mesh)
+    clock = StepClock(mesh)
+    engine = build_engine(
+        lambda: profiler.attached(clock.attached(new_model(config, weights_from))), plan, mesh
+    )
     if start.checkpoint:
         engine.load(start.checkpoint)
         say(f"Resuming from {start.checkpoint}")
     saving = Saving(engine, config, mesh)
     if not start.checkpoint:
         saving.rehearse()
-    describe(config, mesh, start)
+    metrics = _metrics(config, mesh, start, info)
+    data, batch = config.data, config.train
+    stream = TrainStream(
+        dataset, config.seed, data.shuffle_window, batch.global_batch_size, batch.micro_batch_size
+    )
+    validates = "val" in info.splits and info.split("val").rows > 0
+    done = start.step
+    with progress_bar("train", total=steps, start=done) as bar, metrics, saving, profiler:
+        for step in range(start.step, steps):
+            with metrics.waiting(), mesh.together():
+                microbatches = stream.microbatches(step, mesh.dp_rank, mesh.dp)
+            lr, done = lr_at(config.optim, steps, step), step + 1
+            logs = plan.is_due("log", done) or done == 1
+            with profiler.step(done), clock.sampling(logs):
+                stats = engine.train_step(microbatches, lr)
+            metrics.add(stats)
+            stop = signal.agreed(also=saving.failed)
+            bar.advance(1, metrics.note(stats))
+            spiking = _is_spike(stats, metrics, batch.spike_deviations)
+            rows = stream.row_numbers(step).tolist() if spiking or stats.skipped else []
+            if logs or spiking:
+                sampled = clock.figures() if logs else None
+                with mesh.together():
+                    metrics.log(done, stats, lr, rows if spiking else None, sampled)
+            if spiking:
+                _warn_spike(done, stats, rows)
+            if stats.skipped:
+                _warn_skipped(done, metrics, config.optim.max_skipped, rows)
+            if validates and plan.is_due("evaluate", done):
+                with metrics.apart():
+                    found = _validation(engine, config, dataset, mesh, done)
+                with mesh.together():
+                    metrics.write(step=done, **found)
+            if plan.is_due("tasks", done):
+                with metrics.apart():
+                    found = _task_scores(engine, config, mesh, done)
+                with mesh.together():
+                    metrics.write(step=done, **found)
+            if stop or plan.is_due("checkpoint", done):
+                with metrics.apart(saving=True):
+                    saving.begin(_state(info, metrics, done, start.run_id))
+            if stop:
+                break
+    if done < steps:
+        say(f"Told to stop: saved after step {done:,}; the same command goes on from there.")
+    else:
+        say(f"{config.run_dir}: complete after {steps:,} steps.")
+
+
+def _metrics(config: RunConfig, mesh: Mesh, start: Start, info: DatasetInfo) -> Metrics:
+    """The run's log, wound back to where it goes on, and who else gets its lines. Collective."""
+    about = describe(config, info, mesh, start)
     with mesh.together():
         losses = logged_losses(config.run_dir / METRICS, start.step) if mesh.rank == 0 else []
-    losses = mesh.broadcast(losses)
+    losses, size = mesh.broadcast(losses), account(config.model)
     with mesh.together():
         metrics = Metrics(
             config.run_dir / METRICS,
@@ -89,46 +158,13 @@ def _run(plan: RunPlan, mesh: Mesh, dataset: Dataset, start: Start, signal: Stop
             mesh.world_size,
             writes=mesh.rank == 0,
             losses=losses,
+            steps=config.train.steps,
+            six_n_flops_per_token=size.six_n_flops_per_token,
+            peak_flops=config.train.peak_flops,
         )
-    data, batch = config.data, config.train
-    stream = TrainStream(
-        dataset, config.seed, data.shuffle_window, batch.global_batch_size, batch.micro_batch_size
-    )
-    validates = "val" in info.splits and info.split("val").rows > 0
-    done = start.step
-    with progress_bar("train", total=steps, start=done) as bar, saving:
-        for step in range(start.step, steps):
-            with metrics.waiting(), mesh.together():
-                microbatches = stream.microbatches(step, mesh.dp_rank, mesh.dp)
-            lr = lr_at(config.optim, steps, step)
-            stats = engine.train_step(microbatches, lr)
-            metrics.add(stats)
-            done, stop = step + 1, signal.agreed(also=saving.failed)
-            bar.advance(1, _note(stats, metrics, steps - done))
-            spiking = _is_spike(stats, metrics, batch.spike_deviations)
-            rows = stream.row_numbers(step).tolist() if spiking or stats.skipped else []
-            if plan.is_due("log", done) or done == 1 or spiking:
-                with mesh.together():
-                    metrics.log(done, stats, lr, rows if spiking else None)
-            if spiking:
-                _warn_spike(done, stats, rows)
-            if stats.skipped:
-                _warn_skipped(done, metrics, config.optim.max_skipped, rows)
-            if validates and plan.is_due("evaluate", done):
-                with metrics.apart():
-                    loss = validation_loss(engine, config, dataset, mesh)
-                with mesh.together():
-                    metrics.write(step=done, val_loss=loss)
-                say(f"step {done:,}: validation loss {loss:.4f}")
-            if stop or plan.is_due("checkpoint", done):
-                with metrics.apart():
-                    saving.begin(_state(info, metrics, done))
-            if stop:
-                break
-    if done < steps:
-        say(f"Told to stop: saved after step {done:,}; the same command goes on from there.")
-    else:
-        say(f"{config.run_dir}: complete after {steps:,} steps.")
+        if mesh.rank == 0:
+            metrics.tracker = Tracker(config, start.run_id, start.step, about)
+    return metrics
 
 
 def first_weights(config: RunConfig, mesh: Mesh) -> Path | None:
@@ -165,34 +201,34 @@ def new_model(config: RunConfig, weights_from: Path | None = None) -> CausalLM:
     return model
 
 
-def validation_loss(engine: Engine, config: RunConfig, dataset: Dataset, mesh: Mesh) -> float:
-    """Nats per target over the whole validation split. Collective."""
-    nll, targets = 0.0, 0
-    size = config.train.micro_batch_size
-    for batch in eval_batches(dataset, "val", size, mesh.dp_rank, mesh.dp):
-        nll += float(engine.score(batch).nll.double().sum())
-        targets += batch.n_targets
-    nll_sum, target_sum = mesh.sum(nll, targets)
-    return nll_sum / max(1, target_sum)
+def _validation(
+    engine: Engine, config: RunConfig, dataset: Dataset, mesh: Mesh, step: int
+) -> dict[str, Any]:
+    found = validate(engine, config, dataset, mesh)
+    say(f"step {step:,}: validation loss {found.loss:.4f}")
+    return {"val_loss": found.loss, "val_loss_by_subset": found.by_subset}
 
 
-def _state(info: DatasetInfo, metrics: Metrics, step: int) -> dict[str, Any]:
+def _task_scores(engine: Engine, config: RunConfig, mesh: Mesh, step: int) -> dict[str, Any]:
+    """What the tasks gave; where they cannot be run, that is told, and training goes on."""
+    try:
+        scores = run_tasks(engine, config, mesh, step)
+    except LeviathanError as error:
+        say(f"step {step:,}: the tasks could not be run: {error}", style="yellow")
+        return {"tasks": {}}
+    shown = (f"{name} {value:.4f}" for name, value in scores.items() if "_stderr" not in name)
+    say(f"step {step:,}: {', '.join(shown)}")
+    return {"tasks": scores}
+
+
+def _state(info: DatasetInfo, metrics: Metrics, step: int, run_id: str) -> dict[str, Any]:
     return {
         "step": step,
         "tokens": metrics.tokens,
         "skipped": metrics.skipped,
         "data_fingerprint": info.fingerprint,
+        "tracker_id": run_id,
     }
-
-
-def _note(stats: StepStats, metrics: Metrics, steps_left: int) -> str:
-    rate = metrics.steady_tokens_per_s
-    note = f"loss {stats.loss:.4f}"
-    if rate:
-        note += f" · {rate:,.0f} tokens/s"
-    if rate and steps_left:
-        note += f" · {timedelta(seconds=round(steps_left * stats.tokens / rate))} left"
-    return note
 
 
 def _is_spike(stats: StepStats, metrics: Metrics, deviations: float) -> bool:

@@ -1,25 +1,26 @@
-"""metrics.jsonl, and the figures in it that need a clock."""
+"""What a run says of itself: the lines of metrics.jsonl, and the note on the terminal.
 
-import json
-import math
+Everything is counted from what the engine returns anyway: nothing here waits for a device.
+"""
+
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from leviathan.data.files import write_atomic
 from leviathan.engine.base import StepStats
-from leviathan.errors import LeviathanError
+from leviathan.train.log_file import append, plain, rewind
 from leviathan.train.spikes import WINDOW
-
-METRICS = "metrics.jsonl"
+from leviathan.train.tracker import Tracker
 
 # Dense bf16 FLOP/s of one device, by a part of its name; MFU is null for any other.
 PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "B200": 2250e12}
+SMOOTHING = 0.95  # share of the former in the smoothed loss: about the last 20 steps
 
 
 class Metrics:
@@ -35,6 +36,12 @@ class Metrics:
         world_size: devices at work.
         writes: False on all ranks but the first.
         losses: as logged before, oldest first; the same on every rank.
+        steps: of the whole run, for the time left; 0 where it is not known.
+        six_n_flops_per_token: as `flops_per_token`, in the 6·N convention; see `Accounting`.
+        peak_flops: of one device, FLOP/s; None takes that of the device's name.
+
+    Attributes:
+        tracker: gets every line as well, once it is set.
     """
 
     def __init__(
@@ -47,20 +54,34 @@ class Metrics:
         world_size: int,
         writes: bool,
         losses: Sequence[float] = (),
+        steps: int = 0,
+        six_n_flops_per_token: float = 0.0,
+        peak_flops: float | None = None,
     ) -> None:
         self.tokens, self.skipped = tokens, skipped
         self.losses = deque(losses, WINDOW)  # the last that were logged
         self.skipped_in_a_row = 0
+        self.tracker: Tracker | None = None
         self._path, self._writes = path, writes
-        self._flops_per_token = flops_per_token
-        self._peak = _peak_flops() * world_size
+        self._flops, self._six_n_flops = flops_per_token, six_n_flops_per_token
+        self._world_size, self._steps_left = world_size, steps - step
+        self._peak = (peak_flops or device_peak_flops()) * world_size
+        self._smooth: float | None = None
         self._restart_clock()
         self._steady: tuple[float, int] | None = None
         if writes:
             rewind(path, step)
 
+    def __enter__(self) -> "Metrics":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.tracker is not None:
+            self.tracker.close()
+
     def _restart_clock(self) -> None:
         self._since, self._tokens_then, self._waited = time.perf_counter(), self.tokens, 0.0
+        self._saved = 0.0
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -70,13 +91,12 @@ class Metrics:
         self._waited += time.perf_counter() - begin
 
     @contextmanager
-    def apart(self) -> Iterator[None]:
+    def apart(self, saving: bool = False) -> Iterator[None]:
         """Time spent inside (evaluation, saving) is not training time."""
         begin = time.perf_counter()
         yield
-        self._skip_time(time.perf_counter() - begin)
-
-    def _skip_time(self, seconds: float) -> None:
+        seconds = time.perf_counter() - begin
+        self._saved += seconds if saving else 0.0
         self._since += seconds
         if self._steady is not None:
             self._steady = (self._steady[0] + seconds, self._steady[1])
@@ -86,6 +106,10 @@ class Metrics:
         self.tokens += stats.tokens
         self.skipped += stats.skipped
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if stats.skipped else 0
+        self._steps_left -= 1
+        if not stats.skipped:
+            former = stats.loss if self._smooth is None else self._smooth
+            self._smooth = SMOOTHING * former + (1 - SMOOTHING) * stats.loss
         if self._steady is None:  # the first step also warms up; steady speed is counted from here
             self._steady = (time.perf_counter(), self.tokens)
 
@@ -102,15 +126,40 @@ class Metrics:
         """Target tokens a second over all ranks, since the last logged step."""
         return (self.tokens - self._tokens_then) / max(1e-9, time.perf_counter() - self._since)
 
+    def _seconds_left(self, tokens_per_step: int) -> float | None:
+        rate = self.steady_tokens_per_s
+        return self._steps_left * tokens_per_step / rate if rate and self._steps_left >= 0 else None
+
+    def note(self, stats: StepStats) -> str:
+        """What stands beside the progress bar: smoothed loss, speed, MFU, time left."""
+        rate, left = self.steady_tokens_per_s, self._seconds_left(stats.tokens)
+        parts = [f"loss {stats.loss if self._smooth is None else self._smooth:.4f}"]
+        if rate:
+            parts.append(f"{rate:,.0f} tokens/s")
+        if rate and self._peak:
+            parts.append(f"MFU {rate * self._flops / self._peak:.1%}")
+        if left:
+            parts.append(f"{timedelta(seconds=round(left))} left")
+        return " · ".join(parts)
+
     def log(
-        self, step: int, stats: StepStats, lr: float, spike_rows: Sequence[int] | None = None
+        self,
+        step: int,
+        stats: StepStats,
+        lr: float,
+        spike_rows: Sequence[int] | None = None,
+        sampled: Mapping[str, Any] | None = None,
     ) -> None:
         """Writes the line of a finished step; loss and grad_norm are that step's own.
 
-        `spike_rows` are the row numbers of a batch whose loss stands out; else there are none.
+        Args:
+            step: finished steps.
+            stats: of the last one.
+            lr: of the last one.
+            spike_rows: row numbers of a batch whose loss stands out; else there are none.
+            sampled: what `StepClock` has seen of this step.
         """
-        rate = self.tokens_per_s
-        mfu = rate * self._flops_per_token / self._peak if self._peak else None
+        rate, peak = self.tokens_per_s, self._peak
         self.write(
             step=step,
             tokens=self.tokens,
@@ -118,13 +167,20 @@ class Metrics:
             grad_norm=stats.grad_norm,
             lr=lr,
             tokens_per_s=rate,
-            mfu=mfu,
+            mfu=rate * self._flops / peak if peak else None,
             data_wait_s=self._waited,
             skipped=self.skipped,
+            tokens_per_s_per_rank=rate / self._world_size,
+            mfu_6n=rate * self._six_n_flops / peak if peak else None,
+            peak_flops=peak or None,
+            checkpoint_s=self._saved,
+            eta_s=self._seconds_left(stats.tokens),
+            **(sampled or {}),
             **({} if spike_rows is None else {"spike_rows": list(spike_rows)}),
         )
-        if math.isfinite(stats.loss):
-            self.losses.append(stats.loss)
+        line_loss = plain(stats.loss)
+        if line_loss is not None:
+            self.losses.append(line_loss)
         self._restart_clock()
 
     def write(self, **values: Any) -> None:
@@ -135,56 +191,13 @@ class Metrics:
         """
         if not self._writes:
             return
-        finite = {k: None if _is_nan_or_inf(v) else v for k, v in values.items()}
-        with writing(self._path), self._path.open("a") as file:
-            file.write(json.dumps(finite) + "\n")
+        line = plain(values)
+        append(self._path, line)
+        if self.tracker is not None:
+            self.tracker.log(line)
 
 
-def _is_nan_or_inf(value: Any) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
-
-
-def logged_losses(path: Path, step: int) -> list[float]:
-    """The finite losses of the log's lines up to `step`, oldest first."""
-    losses = []
-    for line in path.read_bytes().splitlines() if path.exists() else []:
-        try:
-            values = json.loads(line)
-            if values["step"] <= step and values.get("loss") is not None:
-                losses.append(float(values["loss"]))
-        except (ValueError, KeyError, TypeError, AttributeError):
-            continue
-    return losses
-
-
-def rewind(path: Path, step: int) -> None:
-    """Drops the lines of steps after `step`, and a last line that was cut off."""
-    if not path.exists():
-        return
-    with writing(path):
-        kept = []
-        for line in path.read_bytes().splitlines():
-            try:
-                if json.loads(line)["step"] <= step:
-                    kept.append(line + b"\n")
-            except (ValueError, KeyError, TypeError):
-                continue
-        write_atomic(path, b"".join(kept) if step else b"")
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """A full or unwritable disk as an error that says what is lost: nothing that was saved."""
-    try:
-        yield
-    except OSError as error:
-        raise LeviathanError(
-            f"{path}: cannot be written ({error}); the checkpoints saved so far stay: make room, "
-            "and the same command goes on from the newest"
-        ) from error
-
-
-def _peak_flops() -> float:
+def device_peak_flops() -> float:
     """The device's dense bf16 peak, 0 where it is not known (as on a CPU)."""
     if not torch.cuda.is_available():
         return 0.0

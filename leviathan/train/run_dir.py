@@ -1,18 +1,22 @@
 """The run folder: who works in it, which run it belongs to, and where to go on."""
 
 import fcntl
+import json
 import os
+import secrets
 import socket
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
+from leviathan import __version__
 from leviathan.checkpoint.layout import read_state, step_of, tidy
 from leviathan.checkpoint.load import newest_whole, read_run_config
-from leviathan.checkpoint.manifest import CONFIG, write_json
+from leviathan.checkpoint.manifest import CONFIG, RUN, write_json
 from leviathan.config.load import dump_config
 from leviathan.config.schema import RunConfig
 from leviathan.data.files import write_atomic
@@ -21,12 +25,12 @@ from leviathan.errors import CheckpointError, ConfigError
 from leviathan.model.accounting import account
 from leviathan.parallel.launch_env import machine_name
 from leviathan.parallel.mesh import Mesh
-from leviathan.train.metrics import METRICS, writing
+from leviathan.train.log_file import METRICS, writing
 
 # What may change from one start of a run to the next; anything else would make it another run.
 FREE = ("run_dir", "data.path", "engine", "parallel", "checkpoint", "train.micro_batch_size")
-FREE += ("train.log_every", "train.eval_every", "train.spike_deviations", "model.embedding.tp")
-FREE += ("data.remote", "data.cache_limit")
+FREE += ("train.log_every", "train.eval_every", "train.spike_deviations", "train.peak_flops")
+FREE += ("model.embedding.tp", "data.remote", "data.cache_limit", "evaluate", "tracking")
 LOCK = ".lock"
 
 
@@ -38,6 +42,8 @@ class Start:
     tokens: int = 0  # target tokens trained on so far
     skipped: int = 0
     checkpoint: Path | None = None
+    # By which trackers know the run; kept over restarts. The first rank's counts.
+    run_id: str = field(default="", compare=False)
 
 
 @contextmanager
@@ -109,7 +115,20 @@ def _begin(config: RunConfig) -> Start:
     log = config.run_dir / METRICS
     if log.is_file() and log.stat().st_size:
         _same_run(config, read_run_config(config.run_dir), config.run_dir / CONFIG)
-    return Start()
+        return Start(run_id=_former_id(config.run_dir) or _new_id())
+    return Start(run_id=_new_id())
+
+
+def _new_id() -> str:
+    return secrets.token_hex(4)
+
+
+def _former_id(run_dir: Path) -> str | None:
+    try:
+        found = json.loads((run_dir / RUN).read_text()).get("run_id")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return found if isinstance(found, str) else None
 
 
 def _go_on(config: RunConfig, info: DatasetInfo, checkpoint: Path) -> Start:
@@ -122,7 +141,8 @@ def _go_on(config: RunConfig, info: DatasetInfo, checkpoint: Path) -> Start:
             f"({info.fingerprint[:12]}…): point data.path to the former, or "
             "choose another run_dir"
         )
-    return Start(state["step"], state["tokens"], state["skipped"], checkpoint)
+    run_id = state.get("tracker_id") or _former_id(config.run_dir) or _new_id()
+    return Start(state["step"], state["tokens"], state["skipped"], checkpoint, run_id)
 
 
 def _same_run(config: RunConfig, former: RunConfig, source: Path) -> None:
@@ -154,24 +174,49 @@ def flat(tree: dict[str, Any], path: str = "") -> dict[str, Any]:
     return leaves
 
 
-def describe(config: RunConfig, mesh: Mesh, start: Start) -> None:
+def describe(config: RunConfig, info: DatasetInfo, mesh: Mesh, start: Start) -> dict[str, Any]:
     """Writes config.yaml, and run.json with the ranks' process ids. Collective.
+
+    Returns:
+        What stands in run.json.
 
     Raises:
         LeviathanError: the disk does not take them.
     """
     ranks = mesh.gather({"pid": os.getpid(), "host": socket.gethostname()})
+    described = {
+        "run_id": start.run_id,
+        "world_size": mesh.world_size,
+        "pid": [rank["pid"] for rank in ranks],
+        "host": [rank["host"] for rank in ranks],
+        "started_at_step": start.step,
+        "machine": machine_name(),
+        "date": datetime.now(UTC).date().isoformat(),
+        "parameters": asdict(account(config.model)),
+        "data_fingerprint": info.fingerprint,
+    }
     with mesh.together():
         if mesh.rank == 0:
-            described = {
-                "world_size": mesh.world_size,
-                "pid": [rank["pid"] for rank in ranks],
-                "host": [rank["host"] for rank in ranks],
-                "started_at_step": start.step,
-                "machine": machine_name(),
-                "date": datetime.now(UTC).date().isoformat(),
-                "parameters": asdict(account(config.model)),
-            }
+            described["code"] = code_version()
             with writing(config.run_dir):
                 write_atomic(config.run_dir / CONFIG, dump_config(config).encode())
-                write_json(config.run_dir / "run.json", described)
+                write_json(config.run_dir / RUN, described)
+    return described
+
+
+def code_version() -> str:
+    """The package's version, and the commit where it runs from a checkout: 0.1.0+g1a2b3c4d5e6f."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    commit = [*git, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    try:
+        # Not any repository that an installed package happens to lie in.
+        subprocess.run(
+            [*git, "ls-files", "--error-unmatch", Path(__file__).name],
+            capture_output=True,
+            check=True,
+            timeout=10,
+        )
+        said = subprocess.run(commit, capture_output=True, check=True, text=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return __version__
+    return f"{__version__}+g{said.stdout.strip()}"

@@ -24,13 +24,19 @@ from leviathan.checkpoint.load import load_model
 
 def test_interrupted_and_resumed_equals_undisturbed(run_file):
     undisturbed, disturbed = run_file.parent / "undisturbed", run_file.parent / "disturbed"
-    with launched("torchrun", run_file, f"run_dir={undisturbed}") as process:
+    profiled = (f"run_dir={undisturbed}", "--profile", "steps=3-4")
+    with launched("torchrun", run_file, *profiled) as process:
         status, errors = finish(process)
     assert status == 0, errors
     assert "Warning" not in errors
+    assert errors.count("matrix products: ") == 1
+    assert (undisturbed / "profile" / "steps-3-4" / "operators.csv").exists()
     assert "validation loss" in errors
     steps = [line["step"] for line in lines(undisturbed) if "loss" in line]
     assert steps == list(range(1, STEPS + 1))
+    logged = [line for line in lines(undisturbed) if "loss" in line]
+    assert {line["slowest_rank"] for line in logged} <= {0, 1}
+    assert all(line["forward_s"]["fastest"] <= line["forward_s"]["slowest"] for line in logged)
 
     with launched("deepspeed", run_file, f"run_dir={disturbed}") as process:
         ranks = signal_when_at(disturbed, 12, signal.SIGTERM)

@@ -140,6 +140,9 @@ def test_the_command_shows_and_refuses(tmp_path):
     assert shown.startswith("# on node1\n")
     commands_shown = [line for line in shown.splitlines() if not line.startswith("#")]
     assert [shlex.split(line)[-1] for line in commands_shown] == ["train.steps=50"] * 2
+    profiled = invoke("--dry-run", "--ranks", "2", "--profile", "steps=3-4", "--memory-snapshot")
+    assert shlex.split(profiled)[-3:] == ["--profile", "steps=3-4", "--memory-snapshot"]
+    assert "expected steps=FIRST-LAST" in invoke("--dry-run", "--profile", "3-4")
     assert "#SBATCH --requeue" in invoke("--launcher", "slurm", "--dry-run", "--ranks", "2")
     assert "cannot be spread over 64" in invoke("--hostfile", str(tmp_path / "many"), "--dry-run")
     assert "expected one of deepspeed" in invoke("--launcher", "mpi")

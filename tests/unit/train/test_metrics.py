@@ -5,7 +5,8 @@ import pytest
 
 from leviathan.engine.base import StepStats
 from leviathan.errors import LeviathanError
-from leviathan.train.metrics import Metrics, rewind
+from leviathan.train.log_file import rewind
+from leviathan.train.metrics import Metrics
 
 
 def metrics(path, step=0, tokens=0):
@@ -23,7 +24,7 @@ def test_a_line_has_the_keys_that_scripts_rely_on(tmp_path):
     log.add(stats)
     log.log(1, stats, lr=0.1)
     (line,) = lines(path)
-    assert line.keys() == {
+    assert line.keys() >= {
         *("step", "tokens", "loss", "grad_norm", "lr"),
         *("tokens_per_s", "mfu", "data_wait_s", "skipped"),
     }
@@ -74,3 +75,45 @@ def test_only_the_first_rank_writes(tmp_path):
     path.write_text('{"step": 9}\n')
     Metrics(path, 0, 0, 0, flops_per_token=6.0, world_size=2, writes=False).write(step=1)
     assert path.read_text() == '{"step": 9}\n'
+
+
+def test_mfu_in_both_conventions_by_hand(tmp_path, monkeypatch):
+    clock = iter([10.0, 11.0, 14.0, 14.0, 14.0, 14.0, 14.0])
+    monkeypatch.setattr("time.perf_counter", lambda: next(clock))
+    path = tmp_path / "metrics.jsonl"
+    log = Metrics(
+        path, 0, 0, 0, 60.0, 2, True, steps=5, six_n_flops_per_token=30.0, peak_flops=1000.0
+    )
+    stats = StepStats(loss=2.0, grad_norm=1.0, tokens=100, skipped=False)
+    log.add(stats)  # at 11 s
+    log.add(stats)
+    log.log(2, stats, lr=0.1)  # at 14 s: 200 tokens in 4 s, 100 in the 3 s since the first step
+    (line,) = lines(path)
+    assert line["tokens_per_s"] == 50
+    assert line["tokens_per_s_per_rank"] == 25
+    assert line["peak_flops"] == 2000
+    assert line["mfu"] == pytest.approx(50 * 60 / 2000)
+    assert line["mfu_6n"] == pytest.approx(50 * 30 / 2000)
+    assert line["eta_s"] == pytest.approx(3 * 100 / (100 / 3))
+
+
+def test_the_time_of_a_save_is_told_and_is_not_training_time(tmp_path, monkeypatch):
+    clock = iter([0.0, 1.0, 4.0, 5.0, 5.0, 5.0])
+    monkeypatch.setattr("time.perf_counter", lambda: next(clock))
+    log = metrics(tmp_path / "metrics.jsonl")
+    with log.apart(saving=True):
+        pass
+    log.tokens += 100
+    log.log(1, StepStats(1.0, 1.0, 100, False), lr=0.1)
+    (line,) = lines(tmp_path / "metrics.jsonl")
+    assert line["checkpoint_s"] == 3
+    assert line["tokens_per_s"] == pytest.approx(100 / 2)
+
+
+def test_the_note_shows_a_smoothed_loss(tmp_path):
+    log = metrics(tmp_path / "metrics.jsonl")
+    for loss in (4.0, 2.0):
+        log.add(StepStats(loss, 1.0, 10, False))
+    note = log.note(StepStats(2.0, 1.0, 10, False))
+    assert note.startswith("loss 3.9000 · ")
+    assert "tokens/s" in note

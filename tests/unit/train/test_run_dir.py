@@ -105,8 +105,8 @@ def test_another_data_set_is_refused(make, mesh, begun):
         find_start(make(), other, mesh)
 
 
-def test_only_one_process_group_works_in_a_folder(make, mesh):
-    run_dir = make().run_dir
+def test_only_one_process_group_works_in_a_folder(make, mesh, tiny_dataset):
+    run_dir, info = make().run_dir, DatasetInfo.load(tiny_dataset)
     with (
         occupied(run_dir, mesh),
         pytest.raises(ConfigError, match="another process is training there"),
@@ -114,7 +114,7 @@ def test_only_one_process_group_works_in_a_folder(make, mesh):
     ):
         pass
     with occupied(run_dir, mesh):
-        describe(make(), mesh, Start())
+        describe(make(), info, mesh, Start())
     assert json.loads((run_dir / "run.json").read_text())["world_size"] == 1
 
 
@@ -134,7 +134,7 @@ def test_what_another_run_logged_is_not_overwritten(make, mesh, tiny_dataset, ca
     config, info = make(), DatasetInfo.load(tiny_dataset)
     half = config.run_dir / "checkpoints/step-00000003"
     half.mkdir(parents=True)
-    describe(config, mesh, Start())
+    describe(config, info, mesh, Start())
     assert find_start(make(seed=2, run_dir=str(config.run_dir)), info, mesh) == Start()
     (config.run_dir / "checkpoints/damaged-step-00000003").rename(half)
     (config.run_dir / "metrics.jsonl").write_text('{"step": 1}\n')
@@ -159,8 +159,8 @@ def test_a_damaged_newest_checkpoint_is_set_aside(make, mesh, begun):
     assert names == ["damaged-step-00000004", "step-00000003"]
 
 
-def test_a_run_folder_that_takes_no_files_is_one_message(make, mesh):
-    config = make()
+def test_a_run_folder_that_takes_no_files_is_one_message(make, mesh, tiny_dataset):
+    config, info = make(), DatasetInfo.load(tiny_dataset)
     (config.run_dir / "config.yaml").mkdir(parents=True)
     with pytest.raises(LeviathanError, match=r"run: cannot be written \("):
-        describe(config, mesh, Start())
+        describe(config, info, mesh, Start())

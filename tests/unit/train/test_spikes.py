@@ -3,7 +3,8 @@ import math
 import random
 
 from leviathan.engine.base import StepStats
-from leviathan.train.metrics import Metrics, logged_losses
+from leviathan.train.log_file import logged_losses
+from leviathan.train.metrics import Metrics
 from leviathan.train.spikes import ENOUGH, WINDOW, spike_threshold
 
 

@@ -1,0 +1,131 @@
+"""Evaluation of a model while it is trained, as `leviathan perplexity` and `eval` do it afterwards.
+
+Scores come from the same head, and tasks from the same harness, on weights of the same fp32 bits
+that the step's checkpoint holds. Training goes on as if nothing had been: batches are a function of
+the step alone, and random states are put back.
+"""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from leviathan.checkpoint.layout import step_dir
+from leviathan.checkpoint.load import read_tokenizer
+from leviathan.config.schema import RunConfig
+from leviathan.data.dataset import Dataset
+from leviathan.data.stream import IGNORE, eval_batches
+from leviathan.engine.base import Engine
+from leviathan.evaluate.ranks import Ranks
+from leviathan.evaluate.scoring import Loaded
+from leviathan.model.transformer import CausalLM
+from leviathan.parallel.mesh import Mesh
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Nats per target of the whole validation split, and of each subset that it has targets of."""
+
+    loss: float
+    by_subset: dict[str, float]
+
+
+def validate(engine: Engine, config: RunConfig, dataset: Dataset, mesh: Mesh) -> Validation:
+    """Scores every target of the validation split once. Collective."""
+    names = dataset.info.subsets
+    nats, targets = np.zeros(len(names)), np.zeros(len(names))
+    whole = 0.0
+    size = config.train.micro_batch_size
+    with undisturbed():
+        for batch in eval_batches(dataset, "val", size, mesh.dp_rank, mesh.dp):
+            nll = engine.score(batch).nll.double().cpu()
+            whole += float(nll.sum())
+            assert batch.subset_ids is not None
+            scored = (batch.targets != IGNORE).numpy()
+            subsets = batch.subset_ids.numpy()[scored]
+            nats += np.bincount(subsets, nll.numpy()[scored], len(names))
+            targets += np.bincount(subsets, minlength=len(names))
+    whole, *sums = mesh.sum(whole, *nats.tolist(), *targets.tolist())
+    nats, targets = np.array(sums).reshape(2, -1)
+    by_subset = {
+        name: float(nats[index] / targets[index])
+        for index, name in enumerate(names)
+        if targets[index]
+    }
+    return Validation(whole / max(1, targets.sum()), by_subset)
+
+
+def check_tasks(config: RunConfig) -> None:
+    """Before anything is trained: are there such tasks, and are their files whole?
+
+    Raises:
+        ConfigError: no such task, or one that reads files and no `evaluate.task_data`.
+        DataError: a file is missing or damaged.
+    """
+    if config.evaluate.tasks:
+        from leviathan.evaluate.harness import check_tasks as check  # takes seconds to import
+
+        check(config.evaluate.tasks, config.evaluate.task_data)
+
+
+def run_tasks(engine: Engine, config: RunConfig, mesh: Mesh, step: int) -> dict[str, Any]:
+    """Runs `evaluate.tasks` on the model as it is, on every rank whole. Collective.
+
+    lm-eval's results are filed as `leviathan eval` files them, under `evaluation/step-XXXXXXXX`.
+
+    Returns:
+        `task/metric` → value.
+
+    Raises:
+        ConfigError, DataError: the tasks' files are no longer as they were.
+    """
+    from leviathan.evaluate.harness import score_tasks
+
+    wishes, form = config.evaluate, config.data.format
+    tokenizer_at = config.data.path if form is None else Path(form.tokenizer)
+    with undisturbed():
+        loaded = Loaded(
+            directory=step_dir(config.run_dir, step).resolve(),
+            name=config.run_dir.name,
+            model_config=config.model,
+            tokenizer=read_tokenizer(tokenizer_at, config),
+            step=step,
+            data=config.data,
+            model=whole_model(engine, config).to(mesh.device).eval(),
+            ranks=Ranks(mesh if mesh.world_size > 1 else None),
+        )
+        result, _ = score_tasks(
+            loaded, wishes.tasks, wishes.task_data, wishes.limit, wishes.batch_size
+        )
+    return {
+        f"{task}/{name.removesuffix(',none')}": value
+        for task, figures in result["results"].items()
+        for name, value in figures.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+def whole_model(engine: Engine, config: RunConfig) -> CausalLM:
+    """A copy of the model, on the CPU, from whatever parts the ranks hold. Collective."""
+    model = CausalLM(config.model)
+    for state in engine.iter_full_state():
+        model.get_parameter(state.name).data.copy_(state.weight)
+    return model
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Whatever draws random numbers inside, those drawn afterwards are as if it had not."""
+    devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    python, numbers = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numbers)

@@ -1,0 +1,74 @@
+"""Profiles of real steps: what is written, and to which module time is put."""
+
+import csv
+import json
+
+import pytest
+
+from leviathan.errors import ConfigError
+from leviathan.train.profiling import ProfileWish, parse_wish
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [{"kind": "fsdp2"}, {"kind": "deepspeed", "zero_stage": 1, "activation_checkpointing": True}],
+)
+def test_steps_are_profiled_and_training_is_as_without(run_config, trained, capfd, engine):
+    plain = trained(run_config("plain", engine=engine))
+    config = run_config("profiled", engine=engine)
+    log = trained(config, profile=ProfileWish(3, 4, memory=True))
+    assert [line.get("loss") for line in log] == [line.get("loss") for line in plain]
+
+    folder = config.run_dir / "profile" / "steps-3-4"
+    names = {
+        event.get("name")
+        for event in json.loads((folder / "trace.json").read_text())["traceEvents"]
+    }
+    assert {"aten::mm", "module: lm_head", "module: model.layers.1.mlp"} <= names
+
+    with (folder / "operators.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert sum(float(row["share"]) for row in rows) == pytest.approx(1, abs=1e-3)
+    calls = {(r["module"], r["phase"], r["operator"]): int(r["calls"]) for r in rows}
+    # Two steps of two micro-batches through two layers; each product has two in its backward pass.
+    place = "model.layers.*.mlp.up_proj"
+    assert calls[place, "forward", "aten::mm"] == 8
+    recomputed = 8 if engine.get("activation_checkpointing") else 0
+    assert calls[place, "backward", "aten::mm"] == 16 + recomputed
+    # The head's gradient is formed in its forward pass: three products.
+    head = sum(
+        n
+        for (module, phase, op), n in calls.items()
+        if module == "lm_head" and op in ("aten::mm", "aten::addmm") and phase == "forward"
+    )
+    assert head == 12
+    assert ("optimizer", "update", "aten::_fused_adamw_") in calls
+    other = sum(float(row["share"]) for row in rows if row["module"] == "other")
+    assert other < 0.7
+
+    text = (folder / "operators.txt").read_text()
+    assert text.startswith("matrix products: ")
+    assert "model.layers.*.mlp.up_proj" in text
+    with (folder / "memory.csv").open() as file:
+        memory = list(csv.DictReader(file))
+    held = [int(row["held_bytes"]) for row in memory]
+    assert held[0] == int(memory[0]["bytes"])
+    assert max(held) > 601 * 16 * 4  # at the least the gradient of the table
+    assert "matrix products" in capfd.readouterr().err
+
+
+def test_a_run_that_ends_early_leaves_what_there_is(run_config, trained):
+    config = run_config(steps=8)
+    trained(config, profile=ProfileWish(8, 20))
+    assert (config.run_dir / "profile/steps-8-20/operators.csv").exists()
+
+
+def test_what_can_be_asked_for():
+    assert parse_wish(None, False, 10) is None
+    assert parse_wish("steps=3", False, 10) == ProfileWish(3, 3)
+    assert parse_wish("steps=3-5", True, 10) == ProfileWish(3, 5, True)
+    for text in ("3-5", "steps=a", "steps=5-3", "steps=0-1", "steps=3-11"):
+        with pytest.raises(ConfigError, match=f"--profile {text}: expected"):
+            parse_wish(text, False, 10)
+    with pytest.raises(ConfigError, match="--memory-snapshot covers the steps of --profile"):
+        parse_wish(None, True, 10)
