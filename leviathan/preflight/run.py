@@ -17,7 +17,7 @@ from leviathan.model.footprint import Device, layout_of
 from leviathan.model.memory import memory
 from leviathan.model.scale import USABLE, Hardware, estimate
 from leviathan.preflight.report import Report, duration, size
-from leviathan.train.run_dir import LOCK, _begin, _go_on
+from leviathan.train.run_dir import LOCK, first_start, resumed_start
 from leviathan.train.saving import BYTES_PER_PARAMETER, SMALL_FILES
 
 TIGHT = 0.8  # of the memory: beyond, fragmentation may be too much
@@ -184,7 +184,7 @@ def check_folder(report: Report, config: RunConfig, info: DatasetInfo | None) ->
     if _at_work(config.run_dir / LOCK):
         raise ConfigError(f"{config.run_dir}: another process is training there; wait, or stop it")
     if there and info is not None:
-        start = _go_on(config, info, there[-1])
+        start = resumed_start(config, info, there[-1])
         report.figures["starts_at_step"] = start.step
         if start.step >= config.train.steps:
             report.say("run folder", "amber", f"{config.run_dir}: complete after {start.step:,} "
@@ -194,7 +194,7 @@ def check_folder(report: Report, config: RunConfig, info: DatasetInfo | None) ->
     elif there:
         why = f"{config.run_dir}: holds checkpoints up to step {step_of(there[-1]):,}"
     else:
-        _begin(config)
+        first_start(config)
         report.figures["starts_at_step"] = 0
         why = f"{config.run_dir}: begins with step 0"
     report.say("run folder", "green", why)
