@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# LEV, loss, table and whole steps on one GPU, at the paper's three sizes: under 8 minutes.
+# LEV, loss, table and whole steps (tokens/s, MFU, tied against leviathan) on one GPU, at the paper's
+# three sizes: under 8 minutes.
 #
 #   benchmarks/gpu.sh [OUT]      JSON lines go to OUT (default: benchmarks/out); a table is printed
 #

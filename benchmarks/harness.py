@@ -59,10 +59,20 @@ class Report:
         ours, other = (statistics.median(side) for side in zip(*pairs, strict=True))
         self._print(case, ours, other, other_name, unit, ratio, goal, holds)
 
-    def figure(self, case: str, ours: float, unit: str, at_most: float | None = None) -> None:
+    def figure(
+        self,
+        case: str,
+        ours: float,
+        unit: str,
+        at_most: float | None = None,
+        at_least: float | None = None,
+    ) -> None:
         """A figure of our own, held to a bound in its own unit, or to nothing."""
-        goal = None if at_most is None else f"≤ {at_most:g} {unit}"
-        holds = None if at_most is None else ours <= at_most
+        goal, holds = None, None
+        if at_most is not None:
+            goal, holds = f"≤ {at_most:g} {unit}", ours <= at_most
+        elif at_least is not None:
+            goal, holds = f"≥ {at_least:g} {unit}", ours >= at_least
         self._print(case, ours, None, None, unit, None, goal, holds)
 
     def equal(

@@ -14,9 +14,11 @@ from harness import Report, arguments, paired, peak_megabytes, ready, seconds
 from torch import Tensor, nn
 
 from leviathan.config.schema import ModelConfig, OptimConfig
+from leviathan.model.accounting import account
 from leviathan.model.init import init_weights
 from leviathan.model.transformer import CausalLM
 from leviathan.optim import build_optimizer
+from leviathan.train.metrics import device_peak_flops
 
 SHAPES = {  # D, layers, heads, ids, their padding; rows of 512 tokens
     "60m-50k": (256, 6, 4, 50_257, 50_304, 8),
@@ -118,6 +120,16 @@ def measure(report: Report, shape: str, rounds: int, device: torch.device) -> No
     report.compare(case, pairs, "tied", "s", goal)
     report.compare(f"peak memory, {shape}", memory, "tied", "MB", "≤ 1.05")
     step = statistics.median(a for a, _ in pairs)
+    theirs = statistics.median(b for _, b in pairs)
+    for arm, kind, taken in ((ours, "leviathan", step), (tied, "tied", theirs)):
+        report.figure(f"{kind}, {shape}", tokens / taken, "tokens/s")
+        if peak := device_peak_flops():
+            size = account(arm.model.config)
+            # LEV's FLOPs are counted for every token but done for distinct ids: left out.
+            work = (size.flops_per_token - size.input_embedding_flops_per_token) * tokens
+            used = work / taken / peak
+            goal_of_mfu = 50 if shape == "1.2b" else None
+            report.figure(f"MFU, {kind}, {shape}", 100 * used, "%", at_least=goal_of_mfu)
     for name, part in ours.parts().items():
         part()  # warm, and with gradients for the optimizer
         times = [seconds(part, device) for _ in range(min(rounds, 3))]

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import typer
 
-from leviathan.cli import data, evaluation, handover, launching, sizes, studies, training
+from leviathan.cli import checking, data, evaluation, handover, launching, sizes, studies, training
 from leviathan.cli.options import is_another_rank
 from leviathan.console import console
 from leviathan.credentials import without_credentials
@@ -28,6 +28,7 @@ app = typer.Typer(
 )
 app.command("prep")(data.prep)
 app.command("params")(sizes.params)
+app.command("check")(checking.check)
 app.command("train")(training.train)
 app.command("launch")(launching.launch)
 app.command("perplexity")(evaluation.perplexity)

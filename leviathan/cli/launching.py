@@ -31,6 +31,12 @@ def launch(
         ),
     ] = 0,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Of the first host.")] = 29500,
+    probe: Annotated[
+        bool,
+        typer.Option(
+            "--probe", help="Run `leviathan check --probe` on the ranks, and no training."
+        ),
+    ] = False,
     profile: Profile = None,
     memory_snapshot: MemorySnapshot = False,
     dry_run: Annotated[
@@ -62,10 +68,13 @@ def launch(
         from leviathan.train.profiling import parse_wish  # imports torch
 
         parse_wish(profile, memory_snapshot, loaded.train.steps)
-    profiling = ["--profile", profile] if profile else []
-    profiling += ["--memory-snapshot"] if memory_snapshot else []
+    if probe and (profile or memory_snapshot):
+        raise ConfigError("--probe trains nothing that could be profiled: leave one of them out")
+    options = ["--profile", profile] if profile else []
+    options += ["--memory-snapshot"] if memory_snapshot else []
+    options += ["--probe"] if probe else []
     request = launching.Request(
-        arguments=(str(config), *(overrides or []), *profiling),
+        arguments=(str(config), *(overrides or []), *options),
         launcher=launcher,
         hostfile=hostfile,
         hosts=tuple(read_hostfile(hostfile)) if hostfile else (),

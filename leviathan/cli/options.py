@@ -11,6 +11,7 @@ import typer
 
 COLLECTIVE = (  # what the ranks of a launch do together, and not each its own
     "train",
+    "check",
     "perplexity",
     "frequency",
     "eval",

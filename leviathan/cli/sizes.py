@@ -12,8 +12,6 @@ from leviathan.config.schema import ModelFile, RunConfig
 if TYPE_CHECKING:
     from leviathan.model.scale import Estimate
 
-PARTS = ("weights", "gradients", "moments", "activations", "loss", "communication")
-
 
 def params(
     config: Config,
@@ -86,12 +84,12 @@ def params(
 
 
 def _as_dict(each: "Estimate") -> dict[str, Any]:
-    memory = asdict(each.memory)
     return {
         **asdict(each),
         "engine": each.layout.name,
         "dp": each.layout.dp,
-        "memory": {**memory, "total": each.memory.total},
+        "memory": {**each.memory.parts, "total": each.memory.total},
+        "memory_moment": each.memory.moment,
         "traffic": {**asdict(each.traffic), "total": each.traffic.total},
         "step_s": each.step_s,
         "communication_share": each.communication_share,
@@ -117,8 +115,8 @@ def _tables(found: dict[str, "Estimate"], tokens: int, result: dict[str, Any]) -
     row("micro-batch, and how many", lambda e: f"{e.layout.micro_batch_size} × {e.micro_batches}")
     row("activations computed anew", lambda e: "yes" if e.layout.recompute else "no")
     table.add_section()
-    for part in PARTS:
-        row(f"{part}, GB", lambda e, part=part: f"{getattr(e.memory, part) / 1e9:.2f}")
+    for part in next(iter(found.values())).memory.parts:
+        row(f"{part}, GB", lambda e, part=part: f"{e.memory.parts[part] / 1e9:.2f}")
     row("memory, GB", lambda e: f"{e.memory.total / 1e9:.2f}{'' if e.fits else '  does not fit'}")
     table.add_section()
     for part in ("tensor", "shard", "replicate"):

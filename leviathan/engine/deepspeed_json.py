@@ -6,6 +6,7 @@ from typing import Any
 from leviathan.config.plan import RunPlan
 from leviathan.config.schema import DeepSpeedConfig
 from leviathan.errors import ConfigError
+from leviathan.model.footprint import reduce_bucket
 
 # Keys that would take over what the rest of the program decides: → where to say it instead.
 RESERVED = {
@@ -52,6 +53,8 @@ def deepspeed_json(plan: RunPlan) -> dict[str, Any]:
             )
     merged = copy.deepcopy(derived)
     merged["steps_per_print"] = 2**31 - 1
+    # DeepSpeed allocates the whole bucket, however small the model.
+    merged["zero_optimization"]["reduce_bucket_size"] = reduce_bucket(plan.config.model)
     _merge(merged, engine.extra, derived, "engine.extra")
     every = merged["steps_per_print"]
     if type(every) is not int or every < 1:

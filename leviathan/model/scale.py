@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from leviathan.config.schema import ModelConfig
 from leviathan.errors import ConfigError
 from leviathan.model.accounting import account
-from leviathan.model.footprint import FP32, Layout, Memory, memory, sizes
+from leviathan.model.footprint import FP32, Layout, sizes
+from leviathan.model.memory import Memory, memory
 
 USABLE = 0.9  # of an accelerator's memory: the rest is the allocator's and the driver's
 CLOSE = 1.03  # steps that differ by less than this factor are equally fast on paper
@@ -153,7 +154,7 @@ def estimate(
     # The slowest rank has `rows` of them; recomputing is one more forward pass of three parts.
     work = account(config).flops_per_token * config.seq_len * (4 / 3 if layout.recompute else 1)
     per_row = work / layout.tp / (hardware.flops * hardware.mfu)
-    held = memory(config, layout)
+    held = memory(config, replace(layout, accumulates=micro_batches > 1))
     return Estimate(
         layout=layout,
         memory=held,

@@ -5,9 +5,13 @@ from typing import Any
 
 from rich.table import Table
 
+from leviathan.config.schema import RunConfig
 from leviathan.config.study import MachineConfig
 from leviathan.console import as_text
+from leviathan.errors import ConfigError
 from leviathan.model.accounting import account
+from leviathan.model.footprint import layout_of
+from leviathan.model.memory import memory
 from leviathan.study.expand import Study, StudyRun
 
 _SUMMED = ("tokens", "flops", "device_hours")
@@ -58,7 +62,7 @@ def plan_table(plan: dict[str, Any]) -> str:
             _count(run["tokens"]),
             f"{run['tokens_per_parameter']:.3g}",
             f"{run['flops']:.2e}",
-            f"{run['state_bytes'] / 1e9:.3g}",
+            f"{run['device_bytes'] / 1e9:.3g}" if run["device_bytes"] else "",
             _hours(run["device_hours"]),
             "complete" if run["complete"] else "",
         )
@@ -71,8 +75,8 @@ def plan_table(plan: dict[str, Any]) -> str:
         "one run after the other. Evaluation is not in."
     )
     lines.append(
-        "GB: fp32 weights, gradients and both moments of a run, before they are cut over devices "
-        "and without activations. FLOPs: forward and backward, as `leviathan params` counts."
+        f"GB: of one of {machine['devices']} devices at its fullest, as `leviathan check` says. "
+        "FLOPs: forward and backward, as `leviathan params` counts."
     )
     if left["runs"] < total["runs"]:
         lines.append(f"Left: {left['runs']} runs, {_hours(left['device_hours'])} device-hours.")
@@ -95,9 +99,18 @@ def _plan_run(run: StudyRun, machine: MachineConfig) -> dict[str, Any]:
         "flops_per_token": size.flops_per_token,
         "flops": flops,
         "state_bytes": size.training_bytes,
+        "device_bytes": _device_bytes(config, machine.devices),
         "device_hours": flops / (machine.mfu * machine.peak_tflops * 1e12) / 3600,
         "complete": run.is_complete,
     }
+
+
+def _device_bytes(config: RunConfig, devices: int) -> int | None:
+    """Of one device at its fullest; None where the run cannot be cut over so many."""
+    try:
+        return memory(config.model, layout_of(config, devices)).total
+    except ConfigError:
+        return None
 
 
 def _sum(runs: list[dict[str, Any]]) -> dict[str, Any]:

@@ -103,15 +103,19 @@ def find_start(config: RunConfig, info: DatasetInfo, mesh: Mesh) -> Start:
     """
     checkpoint = newest_whole(config.run_dir, mesh)
     with mesh.together():
-        start = _go_on(config, info, checkpoint) if checkpoint else _begin(config)
+        start = resumed_start(config, info, checkpoint) if checkpoint else first_start(config)
     with mesh.together():
         if mesh.rank == 0:  # not sooner: a run that is refused leaves all as it was
             tidy(config.run_dir, step_of(checkpoint) if checkpoint else 0)
     return start
 
 
-def _begin(config: RunConfig) -> Start:
-    """Step 0, unless that would overwrite what another run has logged."""
+def first_start(config: RunConfig) -> Start:
+    """Step 0, unless that would overwrite what another run has logged.
+
+    Raises:
+        ConfigError: it would.
+    """
     log = config.run_dir / METRICS
     if log.is_file() and log.stat().st_size:
         _same_run(config, read_run_config(config.run_dir), config.run_dir / CONFIG)
@@ -131,7 +135,13 @@ def _former_id(run_dir: Path) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _go_on(config: RunConfig, info: DatasetInfo, checkpoint: Path) -> Start:
+def resumed_start(config: RunConfig, info: DatasetInfo, checkpoint: Path) -> Start:
+    """Where a checkpoint stands, if it is of this run and of this data set.
+
+    Raises:
+        ConfigError: its configuration is another one.
+        CheckpointError: it was trained on another data set, or its state is damaged.
+    """
     _same_run(config, read_run_config(checkpoint), checkpoint)
     state = read_state(checkpoint, step=int, tokens=int, skipped=int, data_fingerprint=str)
     if state["data_fingerprint"] != info.fingerprint:

@@ -177,11 +177,19 @@ def world_of(ranks, port, tp=1):
         yield None
         return
     os.environ.update(WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks), MASTER_PORT=str(port))
+    with fresh_world(tp) as mesh:
+        yield mesh
+
+
+@contextmanager
+def fresh_world(tp=1):
+    """A mesh of all ranks, after which this process can begin another with any engine."""
     torch.set_num_threads(1)
     try:
         yield init_mesh(read_launch_env(), tp)
     finally:
         leave_mesh()
+        os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
         if deepspeed := sys.modules.get("deepspeed"):
             deepspeed.comm.comm.cdb = None
             deepspeed.utils.groups._WORLD_GROUP = deepspeed.utils.groups.mpu = None

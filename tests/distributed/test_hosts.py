@@ -207,3 +207,20 @@ def test_torchrun_goes_on_by_itself_with_what_is_left(hosts, folder, run_file, u
         {key: undisturbed[key] for key in both}, rel=LOSS_TOLERANCE
     )
     assert shared_memory() <= before
+
+
+def test_hosts_are_asked_before_the_launch(hosts, folder, run_file):
+    (folder / "hostfile3").write_text("node1 slots=1\nnode2 slots=1\nnode3 slots=1\n")
+    found = {}
+    for name in ("hostfile", "hostfile3"):
+        words = [sys.executable, "-m", "leviathan", "check", run_file, "run_dir=run"]
+        process, log = typed(hosts, folder, *words, "--hostfile", name, "--json")
+        status = process.wait(PATIENCE_S)
+        log.seek(0)
+        said = json.loads(log.read().splitlines()[-1])
+        found[name] = status, {row["what"]: row for row in said["rows"]}
+    status, rows = found["hostfile"]
+    assert (status, rows["hosts"]["verdict"]) == (0, "green"), rows
+    status, rows = found["hostfile3"]
+    assert (status, rows["hosts"]["verdict"]) == (2, "red")
+    assert rows["hosts"]["why"].startswith("node3: ")

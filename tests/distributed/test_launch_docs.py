@@ -15,13 +15,16 @@ from documentation import runnable
 from runs import PATIENCE_S, REPOSITORY, curve, finish, launched, lines
 from two_hosts import TwoHosts, missing
 
+from leviathan.parallel.ports import free_port
+
 COMMANDS = [shlex.split(line) for line in runnable("launch/README.md")]
 MODULES = {
     "leviathan": "leviathan",
     "deepspeed": "deepspeed.launcher.runner",
     "torchrun": "torch.distributed.run",
 }
-TRAINING = [words for words in COMMANDS if not {"params", "--dry-run"} & set(words)]
+SHOWING = {"params", "check", "--dry-run", "--probe"}
+TRAINING = [words for words in COMMANDS if not SHOWING & set(words)]
 EACH = 5  # steps that each command makes before it is told to stop
 STEPS = EACH * len(TRAINING)
 LOSS_TOLERANCE = 1e-3  # as in test_docs
@@ -30,13 +33,15 @@ LOSS_TOLERANCE = 1e-3  # as in test_docs
 def test_the_commands_that_show_something_show_it(run_file, tmp_path):
     """The others are in the heavy test below; Slurm's script is run by test_slurm."""
     prepare(run_file, tmp_path)
-    shown = [words for words in COMMANDS if {"params", "--dry-run"} & set(words)]
-    assert len(shown) == 4
+    shown = [words for words in COMMANDS if SHOWING & set(words)]
+    assert len(shown) == 6
     for words in shown:
+        # The usual port may be taken while tests run.
+        port = ["--port", str(free_port())] if {"check", "--probe"} & set(words) else []
         done = subprocess.run(
-            [sys.executable, "-m", *words],
+            [sys.executable, "-m", *words, *port],
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
             check=False,

@@ -10,6 +10,7 @@ import pytest
 COMMANDS = [
     ["prep"],
     ["params"],
+    ["check"],
     ["train"],
     ["launch"],
     ["perplexity"],
@@ -58,6 +59,7 @@ def test_help(command):
         (["params", "configs/model/nowhere.yaml"], "no such configuration file"),
         (["params", "configs/model/400m.yaml", "model.d_mode=3"], "did you mean model.d_model?"),
         (["train", "configs/run/quickstart.yaml", "train.steps=0"], "greater than 0"),
+        (["check", "configs/run/quickstart.yaml", "--device", "tpu"], "expected one of cpu, a100"),
         (["data", "info", "no/such/folder"], "no/such/folder"),
         (["perplexity", "no/such/run", "no/such/data"], "no/such/run"),
         (["export", "no/such/run", "out"], "no/such/run"),

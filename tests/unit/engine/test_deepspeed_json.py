@@ -20,7 +20,12 @@ def plan(world_size=2, **engine):
 
 def test_it_follows_from_the_plan():
     derived = deepspeed_json(plan(zero_stage=2, precision="bf16"))
-    assert derived["zero_optimization"] == {"stage": 2, "round_robin_gradients": False}
+    assert derived["zero_optimization"] == {
+        "stage": 2,
+        "round_robin_gradients": False,
+        # All parameters: a table of 20 · 8, 16 · 8² in the block, three norms.
+        "reduce_bucket_size": 20 * 8 + 16 * 64 + 3 * 8,
+    }
     assert derived["gradient_accumulation_steps"] == 3  # 5 rows a rank, 2 at once
     assert derived["bf16"] == {"enabled": True}
     assert derived["data_types"] == {"grad_accum_dtype": "fp32"}

@@ -9,7 +9,8 @@ from leviathan.config.schema import ModelConfig, ModelFile, RunConfig
 from leviathan.errors import ConfigError
 from leviathan.model.accounting import account
 from leviathan.model.embedding import KINDS
-from leviathan.model.footprint import Layout, layout_of, memory, sizes
+from leviathan.model.footprint import Layout, layout_of, sizes
+from leviathan.model.memory import memory
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 # A block: 4 · 8² of attention, 3 · 8 · 32 of the MLP, two norms of 8: 1,040. Tables: 64 · 8 = 512.
@@ -53,14 +54,14 @@ def test_a_tp_that_divides_nothing_is_an_error():
 N = 3 * BLOCK + 2 * TABLE + NORM  # 4,152 parameters
 
 ENGINES = {
-    # (layout): weights, gradients, moments, in bytes
-    "ZeRO-0, fp32": (Layout(4, zero_stage=0, bf16=False), 4 * N, 4 * N, 8 * N),
-    "ZeRO-0, bf16": (Layout(4, zero_stage=0), 6 * N, 6 * N, 8 * N),
-    "ZeRO-1": (Layout(4, zero_stage=1), 3 * N, 3 * N, 2 * N),
-    "ZeRO-2": (Layout(4, zero_stage=2), 3 * N, N, 2 * N),
-    "ZeRO-3": (Layout(4, zero_stage=3), 3 * N // 2, N, 2 * N),
-    "FSDP2": (Layout(4, kind="fsdp2"), N, N, 2 * N),
-    "HSDP": (Layout(4, kind="fsdp2", replicas=2), 2 * N, 2 * N, 4 * N),
+    # (layout): weights and moments, in bytes
+    "ZeRO-0, fp32": (Layout(4, zero_stage=0, bf16=False), 4 * N, 8 * N),
+    "ZeRO-0, bf16": (Layout(4, zero_stage=0), 6 * N, 8 * N),
+    "ZeRO-1": (Layout(4, zero_stage=1), 3 * N, 2 * N),
+    "ZeRO-2": (Layout(4, zero_stage=2), 3 * N, 2 * N),
+    "ZeRO-3": (Layout(4, zero_stage=3), 3 * N // 2, 2 * N),
+    "FSDP2": (Layout(4, kind="fsdp2"), N, 2 * N),
+    "HSDP": (Layout(4, kind="fsdp2", replicas=2), 2 * N, 4 * N),
 }
 
 
@@ -68,45 +69,60 @@ ENGINES = {
 def test_what_each_engine_holds(name):
     layout, *expected = ENGINES[name]
     held = memory(model(), layout)
-    assert [held.weights, held.gradients, held.moments] == expected
-    parts = (held.activations, held.loss, held.communication)
-    assert held.total == sum(expected) + sum(parts)
+    assert [held.weights, held.moments] == expected
+    assert held.total == sum(held.parts.values())
+    assert "moment" not in held.parts
 
 
-def test_what_is_on_the_way_by_hand():
-    rest, largest = TABLE + NORM, BLOCK
-    assert memory(model(), Layout(4, kind="fsdp2")).communication == (
-        2 * (rest + 2 * BLOCK) + (2 + 4) * largest
-    )
-    assert memory(model(), Layout(1, kind="fsdp2")).communication == 0
-    assert memory(model(), Layout(4, zero_stage=1)).communication == (4 + 2) * N
+def test_gradients_and_what_is_on_the_way_by_hand():
+    rest = TABLE + NORM
+
+    def at_the_head(kind, **changes):
+        held = memory(model(), Layout(4, kind=kind, micro_batch_size=5, **changes))
+        assert held.moment == "at the head"
+        return held.gradients, held.communication
+
+    # bf16. FSDP2: fp32 shards; the head's group, a block, and in fp32 what was reduced last.
+    assert at_the_head("fsdp2") == (N, 2 * rest + 2 * BLOCK + 4 * TABLE)
+    assert at_the_head("fsdp2", accumulates=False) == (0, 2 * rest + 2 * BLOCK)
+    # ZeRO-1: fp32 sums of all, and the bucket of bf16 gradients until they are reduced.
+    assert at_the_head("deepspeed") == (4 * N, 2 * N)
+    assert at_the_head("deepspeed", bucket=100) == (4 * N, 2 * 100)
+    assert at_the_head("deepspeed", accumulates=False) == (4 * N, 0)
+    assert at_the_head("deepspeed", zero_stage=2) == (4 * N // 4, 0)
 
 
 def test_activations_by_hand():
-    # A token in a block: 4 · 8 whole; 2 · 8 + 2 · 8 + 4 · 32 in what tp cuts. And 2 · 8 around.
-    tokens = 5 * 16
+    # fp32. A token in a block: four of width 8 around the norms; in what tp cuts 2 · 8 + 2 · 8 +
+    # 4 · 32 and a sum for each of two heads. After the blocks two of width 8.
+    tokens, norms, cut = 5 * 16, 4 * 32, 4 * (160 + 2)
     layout = Layout(2, micro_batch_size=5, bf16=False)
-    assert memory(model(), layout).activations == 4 * tokens * (3 * (32 + 160) + 16)
-    cut = Layout(2, tp=2, micro_batch_size=5, bf16=False)
-    assert memory(model(), cut).activations == 4 * tokens * (3 * (32 + 80) + 16)
-    again = Layout(2, micro_batch_size=5, bf16=False, recompute=True)
-    assert memory(model(), again).activations == 4 * tokens * (3 * 8 + (32 + 160) + 16)
+    assert memory(model(), layout).activations == tokens * (3 * (norms + cut) + 4 * 16)
+    half = Layout(2, tp=2, micro_batch_size=5, bf16=False)
+    assert memory(model(), half).activations == tokens * (3 * (norms + cut // 2) + 4 * 16)
+    again = memory(model(), Layout(2, micro_batch_size=5, bf16=False, recompute=True))
+    assert again.moment == "while a block is computed again"
+    kept = 4 * (3 * 8 + 16)  # and of the block at work all, with two gradients of width 32
+    assert again.activations == tokens * (kept + norms - 4 * 8 + cut + 4 * 2 * 32)
+    cpu = Layout(2, micro_batch_size=5, device="cpu")  # bf16; what norms save is in fp32, and twice
+    block = 2 * (2 * 4 * 8 + 2 * 8) + 2 * 160 + 4 * 2
+    assert memory(model(), cpu).activations == tokens * (3 * block + 2 * 4 * 8 + 2 * 8)
 
 
-def test_the_loss_by_hand():
-    # 80 tokens × 64 logits, the head's gradient, and that of the hidden states; all fp32.
+def test_logits_by_hand():
+    # 80 tokens × 64 logits, the head's gradient, and twice that of the hidden states; all fp32.
     layout = Layout(2, micro_batch_size=5, bf16=False)
-    assert memory(model(), layout).loss == 4 * (80 * 64 + 64 * 8 + 80 * 8)
-    # bf16: logits also in fp32 and their slope in bf16; the head's gradient in both.
+    assert memory(model(), layout).logits == 4 * (80 * 64 + 64 * 8 + 2 * 80 * 8)
+    # bf16: logits also in fp32 and their slope in bf16.
     low = Layout(2, micro_batch_size=5)
-    assert memory(model(), low).loss == 8 * 80 * 64 + 6 * 64 * 8 + 2 * 80 * 8
+    assert memory(model(), low).logits == 8 * 80 * 64 + 4 * 64 * 8 + 2 * 80 * 8
 
 
 def test_a_run_s_layout():
     changes = ["engine.kind=fsdp2", "engine.replicas=2", "engine.precision=bf16"]
     run = load_config(CONFIGS / "run/quickstart.yaml", changes, RunConfig)
     layout = layout_of(run, 8)
-    assert layout == Layout(8, 1, "fsdp2", 0, 2, micro_batch_size=8, bf16=True)
+    assert layout == Layout(8, 1, "fsdp2", 0, 2, micro_batch_size=2, accumulates=False)
     assert (layout.dp, layout.shards, layout.name) == (8, 4, "HSDP, 2 replicas")
     with pytest.raises(ConfigError, match=r"7 ranks cannot be cut by .*replicas=2"):
         layout_of(run, 7)

@@ -12,6 +12,8 @@ from leviathan.config.load import load_config
 from leviathan.config.schema import RunConfig
 from leviathan.config.study import dotted
 from leviathan.errors import ConfigError
+from leviathan.model.footprint import layout_of
+from leviathan.model.memory import memory
 from leviathan.study.emit import emit_study
 from leviathan.study.expand import load_study
 from leviathan.study.plan import plan_study, plan_table
@@ -170,6 +172,8 @@ def test_plan_adds_up(write):
     assert run["flops"] == run["tokens"] * run["flops_per_token"]
     assert run["device_hours"] == pytest.approx(run["flops"] / 50e12 / 3600)
     assert run["state_bytes"] == 16 * run["parameters"]["total"]
+    config = study.runs[0].config
+    assert run["device_bytes"] == memory(config.model, layout_of(config, 4)).total
     assert plan["total"]["runs"] == plan["left"]["runs"] == 2
     assert plan["total"]["flops"] == sum(one["flops"] for one in plan["runs"])
     json.dumps(plan)

@@ -1,0 +1,83 @@
+"""The data set: whole, with the model's vocabulary, and enough for the steps."""
+
+from leviathan.config.schema import RunConfig
+from leviathan.data.dataset import Dataset, open_dataset
+from leviathan.data.format import DatasetInfo
+from leviathan.data.prepare.verify import verify
+from leviathan.data.stream import check_fits
+from leviathan.data.tokenizer import load_tokenizer
+from leviathan.errors import DataError
+from leviathan.preflight.report import Report
+
+MANY_EPOCHS = 4  # beyond, repeated text is worth less and less (arXiv 2305.16264)
+
+
+def check_data(report: Report, config: RunConfig, thorough: bool) -> DatasetInfo | None:
+    """Looks through the data set of a run; None where there is none that can be used.
+
+    Args:
+        report: gets the rows.
+        config: the run.
+        thorough: read and hash every byte, not only indices and sizes.
+    """
+    info = None
+    with report.about("data set"):
+        dataset = open_dataset(config.data, config.model.seq_len)
+        info = dataset.info
+        _check_files(report, config, dataset, thorough)
+    if info is None:
+        return None
+    with report.about("tokenizer"):
+        check_fits(info, config.model, config.train.global_batch_size)
+        _check_tokenizer(report, config, info)
+    with report.about("length"):
+        _check_length(report, config, info)
+    return info
+
+
+def _check_files(report: Report, config: RunConfig, dataset: Dataset, thorough: bool) -> None:
+    info = dataset.info
+    for name in info.splits:
+        dataset.rows(name)  # index, number and sizes of the shards
+    rows = ", ".join(f"{split.rows:,} {name}" for name, split in info.splits.items())
+    why = f"{config.data.path}: {rows} rows of {info.seq_len} tokens, {info.fingerprint[:12]}…"
+    plain = dataset.cache is None and dataset.format is None
+    if thorough and plain:
+        verify(config.data.path)
+        report.say("data set", "green", f"{why}; every byte as it was written")
+    elif thorough:
+        report.say("data set", "amber", f"{why}; only a local set of `leviathan prep` has hashes")
+    else:
+        report.say("data set", "green", f"{why}; sizes agree (--verify-data reads every byte)")
+    report.figures["data"] = {
+        "fingerprint": info.fingerprint,
+        "rows": {name: split.rows for name, split in info.splits.items()},
+        "vocab_size": info.vocab_size,
+        "verified": thorough and plain,
+    }
+
+
+def _check_tokenizer(report: Report, config: RunConfig, info: DatasetInfo) -> None:
+    named = config.data.format.tokenizer if config.data.format else config.data.path
+    tokenizer = load_tokenizer(named)
+    if config.data.format is None and tokenizer.fingerprint != info.tokenizer.fingerprint:
+        raise DataError(f"{named}: not the tokenizer of dataset.json: copy the files again")
+    report.say(
+        "tokenizer",
+        "green",
+        f"{info.tokenizer.name}: {tokenizer.vocab_size:,} ids, as the data set and the model "
+        f"have them; padded to {config.model.padded_vocab_size:,}",
+    )
+
+
+def _check_length(report: Report, config: RunConfig, info: DatasetInfo) -> None:
+    rows = info.split("train").rows
+    epochs = config.train.steps * config.train.global_batch_size / rows
+    report.figures["epochs"] = epochs
+    why = f"{config.train.steps:,} steps read {epochs:.3g} epochs of {rows:,} rows"
+    notes = []
+    if epochs > MANY_EPOCHS:
+        notes.append(f"more than {MANY_EPOCHS} repeat much: prepare more text, or fewer steps")
+    if "val" not in info.splits or not info.split("val").rows:
+        notes.append("there is no validation split: nothing is evaluated")
+    report.say("length", "amber" if notes else "green", "; ".join([why, *notes]))
