@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -96,30 +96,20 @@ PRINTABLE = st.text(st.characters(min_codepoint=32, max_codepoint=0x2FF), max_si
 
 
 @given(PRINTABLE.filter(lambda text: "\x7f" not in text))
+@example("a=$(touch x)")
+@example("a=$HOME `id` b")
+@example("a='q' \"d\"")
+@example("a=100%h")
+@example("a=\\ \\n")
+@example("a=*;ls")
 def test_an_argument_arrives_over_pdsh_as_it_is(argument):
     said = quoted_for_pdsh(argument)
     if " " in said:  # what DeepSpeed's pdsh runner does
         said = '"{}"'.format(said.replace('"', '\\"'))
-    words = shlex.split(said.replace("%%", "%"))  # pdsh, and a shell without expansions
-    assert words == [argument]
-
-
-@pytest.mark.parametrize(
-    "argument", ["a=$(touch x)", "a=$HOME `id` b", "a='q' \"d\"", "a=100%h", "a=\\ \\n", "a=*;ls"]
-)
-def test_a_real_shell_expands_nothing(argument, tmp_path):
-    said = quoted_for_pdsh(argument)
-    if " " in said:
-        said = '"{}"'.format(said.replace('"', '\\"'))
-    shown = subprocess.run(
-        ["sh", "-c", f"printf %s {said.replace('%%', '%')}"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
+    shown = subprocess.run(  # pdsh, and a shell
+        ["sh", "-c", f"printf %s {said.replace('%%', '%')}"], capture_output=True, check=True
     )
-    assert shown.stdout == argument
-    assert not list(tmp_path.iterdir())
+    assert shown.stdout.decode() == argument
 
 
 def invoke(*words):
