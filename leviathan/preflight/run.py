@@ -89,7 +89,8 @@ def check_cost(report: Report, plan: RunPlan, target: Target) -> None:
     report.figures |= {"steps": config.train.steps, "tokens": tokens}
     length = f"{config.train.steps:,} steps, {tokens:,} tokens"
     if not machine.flops:
-        report.say("time", "green", f"{length}; say --peak-tflops to know how long they take")
+        hint = "--peak-tflops, or `leviathan launch … --probe`, tells how long they take"
+        report.say("time", "green", f"{length}; {hint}")
         return
     layout = layout_of(config, plan.world_size, target.device)
     cost = estimate(config.model, layout, config.train.global_batch_size, machine)

@@ -51,7 +51,8 @@ def train(config: RunConfig, profile: ProfileWish | None = None) -> None:
     watch = Watch(
         mesh,
         config.parallel.lost_after_s,
-        f"The others end now; the same command, on what is left, goes on from {config.run_dir}.",
+        "The others end now; the same command, on what is left, goes on from the newest "
+        f"checkpoint in {config.run_dir}.",
     )
     with occupied(config.run_dir, mesh), StopSignal(mesh) as signal, watch:
         with mesh.together():

@@ -133,7 +133,7 @@ class Metrics:
     def note(self, stats: StepStats) -> str:
         """What stands beside the progress bar: smoothed loss, speed, MFU, time left."""
         rate, left = self.steady_tokens_per_s, self._seconds_left(stats.tokens)
-        parts = [f"loss {stats.loss if self._smooth is None else self._smooth:.4f}"]
+        parts = [f"smoothed loss {stats.loss if self._smooth is None else self._smooth:.4f}"]
         if rate:
             parts.append(f"{rate:,.0f} tokens/s")
         if rate and self._peak:

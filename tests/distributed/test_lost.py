@@ -55,6 +55,6 @@ def test_the_others_end_and_name_the_missing(run_file, case):
     assert status != 0
     assert f"error: rank {1 - victim} of 2: rank {victim} on " in errors, errors
     assert how in errors
-    assert f"goes on from {run_dir}" in errors
+    assert f"goes on from the newest checkpoint in {run_dir}" in errors
     assert all(gone(pid) for pid in ranks)
     assert shared_memory() <= before

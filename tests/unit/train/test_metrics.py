@@ -115,5 +115,5 @@ def test_the_note_shows_a_smoothed_loss(tmp_path):
     for loss in (4.0, 2.0):
         log.add(StepStats(loss, 1.0, 10, False))
     note = log.note(StepStats(2.0, 1.0, 10, False))
-    assert note.startswith("loss 3.9000 · ")
+    assert note.startswith("smoothed loss 3.9000 · ")
     assert "tokens/s" in note
