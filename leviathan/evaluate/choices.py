@@ -33,7 +33,7 @@ def check_task_files(definition: str) -> None:
     for file in files:
         if not Path(file).is_file():
             raise DataError(
-                f"{file}: no such file; --task-data names the folder that {task['task']} reads"
+                f"{file}: no such file; the task data must be the folder that {task['task']} reads"
             )
         if plain and task.get("output_type") == "multiple_choice":
             _check_items(Path(file), columns)

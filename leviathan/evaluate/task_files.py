@@ -23,7 +23,9 @@ def find_task_files(folder: Path, task: str, split: str) -> list[Path]:
         DataError: none, several that could be meant, or a shard is missing.
     """
     if not folder.is_dir():
-        raise DataError(f"{folder}: no such folder; --task-data names the one with {task}'s files")
+        raise DataError(
+            f"{folder}: no such folder; the task data must be the one with {task}'s files"
+        )
     there = sorted(path for path in folder.rglob("*") if path.suffix in SUFFIXES)
     name = _plain(task.removesuffix("_openai"))
     found = [path for path in there if _named(path.relative_to(folder), name, split)]

@@ -5,8 +5,11 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from glob import escape
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from leviathan.data.files import check_folder
 from leviathan.errors import ConfigError
@@ -42,6 +45,9 @@ def replacing(out: Path) -> Iterator[Path]:
     check_out(out)
     draft = out.with_name(f".{out.name}.writing-{os.getpid()}")
     former = out.with_name(f".{out.name}.former-{os.getpid()}")
+    for left in out.parent.glob(f".{escape(out.name)}.writing-*"):
+        if not psutil.pid_exists(int(left.name.rpartition("-")[2])):  # of an export that was killed
+            shutil.rmtree(left, ignore_errors=True)
     try:
         draft.mkdir(parents=True)
         yield draft

@@ -5,8 +5,9 @@ the others. So every rank first works for itself, on the same block of the model
 """
 
 import shutil
+import signal
 import statistics
-import tempfile
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -196,16 +197,23 @@ def _save(
 
 @contextmanager
 def _beside(config: RunConfig, mesh: Mesh) -> Iterator[Path]:
-    """A folder on the run folder's file system, and gone afterwards."""
+    """A folder on the run folder's file system, and gone afterwards.
+
+    Its name is always the same, so that what a killed probe has left goes with the next one.
+    """
     folder = Path()
     with mesh.together():
         if mesh.rank == 0:
             parent = existing_folder(config.run_dir.absolute().parent)
-            folder = Path(tempfile.mkdtemp(prefix=".leviathan-probe-", dir=parent))
+            folder = parent / f".{config.run_dir.name}.probe"
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
     folder = mesh.broadcast(folder)
+    former = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         yield folder
     finally:
+        signal.signal(signal.SIGTERM, former)
         if mesh.rank == 0:
             shutil.rmtree(folder, ignore_errors=True)
 

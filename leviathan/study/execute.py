@@ -18,7 +18,8 @@ from leviathan.config.schema import PrepConfig
 from leviathan.config.study import TextConfig
 from leviathan.console import Bar, progress_bar, say
 from leviathan.data.files import check_folder, write_atomic
-from leviathan.errors import LeviathanError
+from leviathan.data.format import DATASET_FILE, DatasetInfo
+from leviathan.errors import DataError, LeviathanError
 from leviathan.quickstart import last_step, logged
 from leviathan.study.emit import command_of
 from leviathan.study.expand import Study, StudyRun, data_folder
@@ -45,6 +46,7 @@ def run_study(study: Study) -> dict[str, Any]:
     out.mkdir(parents=True, exist_ok=True)
     if study.config.text is not None:
         prepare_text(study.config.text, [g.vocab_size for g in study.config.all_groups().values()])
+    check_data(study)
     describe_study(study)
     failed: dict[str, Path] = {}
     for number, run in enumerate(study.runs, start=1):
@@ -60,6 +62,22 @@ def run_study(study: Study) -> dict[str, Any]:
             f"{listed}\nThe same command tries them again."
         )
     return plan_study(study)
+
+
+def check_data(study: Study) -> None:
+    """What the evaluations need is there before anything is trained for them.
+
+    Raises:
+        DataError: a data set has no validation rows.
+    """
+    if not study.config.evaluate.frequency:
+        return
+    for data in {str(run.config.data.path): run.config.data for run in study.runs}.values():
+        if (data.path / DATASET_FILE).is_file() and "val" not in DatasetInfo.load(data.path).splits:
+            raise DataError(
+                f"{data.path}: has no 'val' split, on which runs are compared: prepare "
+                "it with `validation:`, or set evaluate.frequency=false"
+            )
 
 
 def describe_study(study: Study) -> None:

@@ -92,8 +92,7 @@ def _run(
         engine.load(start.checkpoint)
         say(f"Resuming from {start.checkpoint}")
     saving = Saving(engine, config, mesh)
-    if not start.checkpoint:
-        saving.rehearse()
+    saving.rehearse(resumed=start.checkpoint is not None)
     metrics = _metrics(config, mesh, start, info)
     data, batch = config.data, config.train
     stream = TrainStream(

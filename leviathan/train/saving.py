@@ -44,8 +44,8 @@ class Saving:
         """True once the save in the background has failed on this rank; the next one raises it."""
         return self._last.failed
 
-    def rehearse(self) -> None:
-        """Before the first step: is there room, and does a save go through?
+    def rehearse(self, resumed: bool) -> None:
+        """Before the first step: is there room, and, if it never did, does a save go through?
 
         Raises:
             CheckpointError: not even one checkpoint can be written.
@@ -53,7 +53,8 @@ class Saving:
         with self._mesh.together():
             if self._mesh.rank == 0:
                 check_room(self._config)
-        try_saving(self._config.run_dir, self._mesh, self._engine.save)
+        if not resumed:
+            try_saving(self._config.run_dir, self._mesh, self._engine.save)
 
     def begin(self, state: dict[str, Any]) -> None:
         """Saves what the engine holds now, as soon as the former save is through.

@@ -285,8 +285,11 @@ def test_an_earlier_export_is_replaced_and_nothing_else(make, tokenizer, tmp_pat
     out = tmp_path / "out"
     export_model(model, config, tokenizer, {}, out)
     (out / "stale").write_text("from the first export")
+    killed = tmp_path / ".out.writing-999999999"  # no process has this number
+    killed.mkdir()
     export_model(model, config, tokenizer, {}, out)
     assert not (out / "stale").exists()
+    assert not killed.exists()
 
     (out / MARKER).unlink()
     before = sorted(out.iterdir())

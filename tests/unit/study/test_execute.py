@@ -1,6 +1,7 @@
 """A tiny study carried out for real: trained, evaluated, reported; done again, nothing is done."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import yaml
 
 from leviathan.analysis.report import build_report
 from leviathan.checkpoint.layout import complete_checkpoints
-from leviathan.errors import LeviathanError
+from leviathan.errors import DataError, LeviathanError
 from leviathan.study.execute import run_study
 from leviathan.study.expand import load_study
 
@@ -96,3 +97,17 @@ def test_sigterm_ends_the_run_that_is_being_trained_too(tmp_path: Path, tiny_dat
     assert study.returncode == 128 + signal.SIGTERM
     assert complete_checkpoints(run.config.run_dir)
     assert "saved" in next((tmp_path / "out" / "configs").glob("*.log")).read_text().lower()
+
+
+def test_a_data_set_without_validation_is_refused_before_training(
+    tmp_path: Path, tiny_dataset: Path
+) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(tiny_dataset, data)
+    told = json.loads((data / "dataset.json").read_text())
+    del told["splits"]["val"]
+    (data / "dataset.json").write_text(json.dumps(told))
+    study = load_study(tiny(tmp_path, data, {"tied": {"model.embedding.kind": "tied"}}))
+    with pytest.raises(DataError, match=r"data: has no 'val' split.*evaluate.frequency=false"):
+        run_study(study)
+    assert not study.runs[0].config.run_dir.exists()
