@@ -1,7 +1,6 @@
 """A tiny study carried out for real: trained, evaluated, reported; done again, nothing is done."""
 
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +12,8 @@ import yaml
 
 from leviathan.analysis.report import build_report
 from leviathan.checkpoint.layout import complete_checkpoints
+from leviathan.config.schema import PrepConfig
+from leviathan.data.prepare import prepare
 from leviathan.errors import DataError, LeviathanError
 from leviathan.study.execute import run_study
 from leviathan.study.expand import load_study
@@ -100,13 +101,16 @@ def test_sigterm_ends_the_run_that_is_being_trained_too(tmp_path: Path, tiny_dat
 
 
 def test_a_data_set_without_validation_is_refused_before_training(
-    tmp_path: Path, tiny_dataset: Path
+    tmp_path: Path, tiny_tokenizer: Path
 ) -> None:
-    data = tmp_path / "data"
-    shutil.copytree(tiny_dataset, data)
-    told = json.loads((data / "dataset.json").read_text())
-    del told["splits"]["val"]
-    (data / "dataset.json").write_text(json.dumps(told))
+    data, text = tmp_path / "data", tmp_path / "text.jsonl"
+    text.write_text(json.dumps({"text": "def f(x): return x\n" * 200}) + "\n")
+    prepare(
+        PrepConfig.model_validate(
+            {"source": {"paths": [str(text)]}, "tokenizer": str(tiny_tokenizer)}
+            | {"seq_len": 32, "out": str(data)}
+        )
+    )
     study = load_study(tiny(tmp_path, data, {"tied": {"model.embedding.kind": "tied"}}))
     with pytest.raises(DataError, match=r"data: has no 'val' split.*evaluate.frequency=false"):
         run_study(study)
