@@ -35,9 +35,8 @@ class Side:
         self.saving = Saving(self.engine, config, self.mesh)
         self.step = 0
         self.steps(2)
-        self.saving.rehearse(
-            resumed=False
-        )  # as a run does, so that the memory for the copy is there
+        # As a run does, so that the memory for the copy is there.
+        self.saving.rehearse(resumed=False)
 
     def steps(self, count: int) -> float:
         """Seconds of so many steps."""
