@@ -11,12 +11,13 @@ wants.
 import math
 import pickle
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -277,14 +278,67 @@ def stored_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor of a checkpoint.
 
     Raises:
-        CheckpointError: the metadata is missing or unreadable.
+        CheckpointError: the metadata is missing or unreadable, the chunks of a tensor do not
+            cover each of its elements exactly once, or a chunk's bytes are not in the files.
     """
-    entries = _Reader(directory).read_metadata().state_dict_metadata
-    return {
-        key: tuple(entry.size)
-        for key, entry in entries.items()
-        if isinstance(entry, TensorStorageMetadata)
-    }
+    metadata = _Reader(directory).read_metadata()
+    shapes: dict[str, tuple[int, ...]] = {}
+    stored = metadata.storage_data if isinstance(metadata.storage_data, dict) else {}
+    file_sizes = {file.name: file.stat().st_size for file in directory.glob("*.distcp")}
+    for key, entry in metadata.state_dict_metadata.items():
+        if not isinstance(entry, TensorStorageMetadata):
+            continue
+        shapes[key] = tuple(entry.size)
+        reason = uncovered(shapes[key], entry.chunks)
+        reason = reason or _without_bytes(key, entry.chunks, stored, file_sizes)
+        if reason is not None:
+            raise CheckpointError(
+                f"{directory / '.metadata'}: tensor {key} {_shape(shapes[key])}: {reason}. The "
+                "checkpoint is corrupt: use another one"
+            )
+    return shapes
+
+
+def uncovered(shape: tuple[int, ...], chunks: Sequence[ChunkStorageMetadata]) -> str | None:
+    """Why `chunks` do not cover each element of a tensor exactly once, or None if they do."""
+    for chunk in chunks:
+        offsets, sizes = tuple(chunk.offsets), tuple(chunk.sizes)
+        if len(offsets) != len(shape) or len(sizes) != len(shape):
+            return f"a chunk has {len(sizes)} dimensions, the tensor has {len(shape)}"
+        bounds = zip(offsets, sizes, shape, strict=True)
+        if not all(offset >= 0 and 0 < size <= whole - offset for offset, size, whole in bounds):
+            return f"the chunk {_shape(sizes)} at {list(offsets)} is not inside the tensor"
+    covered, numel = sum(math.prod(chunk.sizes) for chunk in chunks), math.prod(shape)
+    if covered < numel:
+        return f"its chunks cover {covered:,} of {numel:,} elements"
+    starts = np.array([tuple(c.offsets) for c in chunks], np.int64).reshape(len(chunks), -1)
+    ends = starts + np.array([tuple(c.sizes) for c in chunks], np.int64).reshape(len(chunks), -1)
+    for number in range(len(chunks) - 1):
+        rest = slice(number + 1, None)
+        overlap = (starts[rest] < ends[number]) & (starts[number] < ends[rest])
+        if overlap.all(axis=1).any():
+            return f"the chunk at {starts[number].tolist()} overlaps another chunk"
+    return None  # inside the tensor, disjoint and as many elements: the chunks cover it
+
+
+def _without_bytes(
+    key: str,
+    chunks: Sequence[ChunkStorageMetadata],
+    stored: Mapping[MetadataIndex, Any],
+    file_sizes: Mapping[str, int],
+) -> str | None:
+    """Which chunk has no bytes in the checkpoint's files, or None if all have."""
+    for chunk in chunks:
+        place = stored.get(MetadataIndex(key, chunk.offsets))
+        if place is None:
+            return f"nothing is stored for the chunk at {list(chunk.offsets)}"
+        size = file_sizes.get(place.relative_path, -1)
+        if not 0 <= place.offset <= place.offset + place.length <= size:
+            return (
+                f"the chunk at {list(chunk.offsets)} is missing from {place.relative_path} "
+                f"({max(size, 0):,} bytes)"
+            )
+    return None
 
 
 def check_tensors(

@@ -68,21 +68,31 @@ def read_state(directory: Path, **wanted: type) -> dict[str, Any]:
 
     Args:
         directory: the checkpoint.
-        wanted: key → type of what the caller goes on to use.
+        wanted: key → type of what the caller uses. Integers are counts: not negative.
 
     Raises:
-        CheckpointError: it is missing or damaged.
+        CheckpointError: it is missing or damaged, or its step is not the step in the name of the
+            directory.
     """
     path = directory / STATE
     try:
         state = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: unreadable ({error})") from error
-    found = state if isinstance(state, dict) else {}
-    lacking = [key for key, kind in wanted.items() if not isinstance(found.get(key), kind)]
-    if lacking or state is not found:
-        raise CheckpointError(f"{path}: damaged: no usable {', '.join(lacking) or 'object'}")
-    return found
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path}: corrupt: expected a JSON object")
+    for key, kind in {"step": int, **wanted}.items():
+        value = state.get(key)
+        if type(value) is not kind or (kind is int and value < 0):
+            expected = "a non-negative integer" if kind is int else f"a {kind.__name__}"
+            raise CheckpointError(f"{path}: corrupt: {key} is {value!r}, expected {expected}")
+    named = _STEP.fullmatch(directory.name)
+    if named and int(named[1]) != state["step"]:
+        raise CheckpointError(
+            f"{path}: step is {state['step']}, but the directory is {directory.name}: rename the "
+            "directory or restore its original state.json"
+        )
+    return state
 
 
 def draft_dir(run_dir: Path, step: int) -> Path:

@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from leviathan.checkpoint.boxes import Slice, check_tensors, load_slices
+from leviathan.checkpoint.boxes import Slice, check_tensors, load_slices, stored_shapes
 from leviathan.checkpoint.layout import complete_checkpoints, read_state, resolve_checkpoint
 from leviathan.checkpoint.manifest import CONFIG, verify_manifest
 from leviathan.config.load import parse_config
@@ -16,7 +17,9 @@ from leviathan.errors import CheckpointError
 from leviathan.model.transformer import CausalLM
 from leviathan.parallel.mesh import Mesh
 
+MOMENTS = ("exp_avg", "exp_avg_sq")
 WEIGHTS = "model."  # prefix of every weight's name in a checkpoint
+PREFIXES = (WEIGHTS, *(f"optim.{key}." for key in MOMENTS))  # of every tensor's name
 
 
 def newest_whole(run_dir: Path, mesh: Mesh) -> Path | None:
@@ -30,8 +33,7 @@ def newest_whole(run_dir: Path, mesh: Mesh) -> Path | None:
     for directory in reversed(candidates):
         try:
             with mesh.together():
-                verify_manifest(directory, mesh.rank, mesh.world_size)
-                read_state(directory, step=int)
+                verify_checkpoint(directory, mesh.rank, mesh.world_size)
         except CheckpointError as error:
             damaged.append(str(error))
             say(f"Skipping a damaged checkpoint: {error}", style="yellow")
@@ -42,6 +44,32 @@ def newest_whole(run_dir: Path, mesh: Mesh) -> Path | None:
             f"{run_dir}: none of its {len(damaged)} checkpoints is whole; remove them to start anew"
         )
     return None
+
+
+def verify_checkpoint(directory: Path, share: int = 0, shares: int = 1) -> int:
+    """Checks a checkpoint: file sizes and hashes, state.json, and that no tensor has holes.
+
+    Args:
+        directory: the checkpoint.
+        share: which part of the files to hash; ranks divide the work as (share, shares).
+        shares: number of parts.
+
+    Returns:
+        The number of files that the manifest lists.
+
+    Raises:
+        CheckpointError: names the first file or tensor that is missing or corrupt.
+    """
+    files = verify_manifest(directory, share, shares)
+    read_state(directory)
+    with torch.device("meta"):
+        model = CausalLM(read_run_config(directory).model)
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    # An imported model has weights only.
+    trained = any(not name.startswith(WEIGHTS) for name in stored_shapes(directory))
+    prefixes = PREFIXES if trained else (WEIGHTS,)
+    check_tensors(directory, {p + name: shape for name, shape in shapes.items() for p in prefixes})
+    return files
 
 
 def read_run_config(directory: Path) -> RunConfig:
@@ -82,11 +110,11 @@ def whole_checkpoint(path: Path) -> Path:
     """
     newest = resolve_checkpoint(path)
     if newest == Path(path):
-        verify_manifest(newest)
+        verify_checkpoint(newest)
         return newest
     for directory in reversed(complete_checkpoints(newest.parent.parent)):
         try:
-            verify_manifest(directory)
+            verify_checkpoint(directory)
         except CheckpointError as error:
             say(f"Skipping a damaged checkpoint: {error}", style="yellow")
             continue

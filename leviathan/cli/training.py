@@ -65,9 +65,12 @@ def checkpoint_info(checkpoint: Checkpoint, as_json: AsJson = False) -> None:
 
 @checkpoint_app.command("verify")
 def checkpoint_verify(checkpoint: Checkpoint, as_json: AsJson = False) -> None:
-    """Checks every file of a checkpoint against its manifest; exit 2 names what is wrong."""
+    """Checks a checkpoint's files against their hashes and its tensors for missing parts.
+
+    Exits with status 2 and names what is wrong.
+    """
     from leviathan.checkpoint.layout import resolve_checkpoint
-    from leviathan.checkpoint.manifest import verify_manifest
+    from leviathan.checkpoint.load import verify_checkpoint
 
     path = resolve_checkpoint(checkpoint)
-    show({"checkpoint": str(path), "files": verify_manifest(path)}, as_json)
+    show({"checkpoint": str(path), "files": verify_checkpoint(path)}, as_json)

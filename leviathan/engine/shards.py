@@ -17,16 +17,13 @@ from torch import Tensor
 from leviathan.checkpoint.boxes import Box, Slice, check_tensors, load_slices, save_slices
 from leviathan.checkpoint.handle import SaveHandle
 from leviathan.checkpoint.layout import read_state
-from leviathan.checkpoint.load import WEIGHTS
+from leviathan.checkpoint.load import MOMENTS, PREFIXES
 from leviathan.engine.base import ParamState
 from leviathan.model.shards import Peers
 from leviathan.model.shards import Shard as Cut
 from leviathan.optim import GuardedAdamW
 from leviathan.parallel.mesh import Mesh
 from leviathan.parallel.tensor import Layout
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
-PREFIXES = (WEIGHTS, *(f"optim.{key}." for key in MOMENTS))  # of names in a checkpoint
 
 
 @dataclass(frozen=True)

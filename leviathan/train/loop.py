@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from leviathan.checkpoint.layout import resolve_checkpoint
-from leviathan.checkpoint.load import fill_model
-from leviathan.checkpoint.manifest import verify_manifest
+from leviathan.checkpoint.load import fill_model, verify_checkpoint
 from leviathan.config.plan import RunPlan
 from leviathan.config.schema import RunConfig
 from leviathan.console import progress_bar, say
@@ -179,7 +178,7 @@ def first_weights(config: RunConfig, mesh: Mesh) -> Path | None:
         source = resolve_checkpoint(config.init_from)
     source = mesh.broadcast(source)
     with mesh.together():
-        verify_manifest(source, mesh.rank, mesh.world_size)
+        verify_checkpoint(source, mesh.rank, mesh.world_size)
     say(f"Beginning with the weights of {source}")
     return source
 

@@ -1,11 +1,13 @@
 import itertools
 import math
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from leviathan.checkpoint.boxes import (
     Box,
@@ -15,6 +17,7 @@ from leviathan.checkpoint.boxes import (
     load_slices,
     save_slices,
     stored_shapes,
+    uncovered,
 )
 from leviathan.errors import CheckpointError
 
@@ -106,6 +109,88 @@ def test_another_models_tensors_are_named(tmp_path):
         check_tensors(tmp_path, {"model.a": (4, 5), "model.b": (2,)})
     with pytest.raises(CheckpointError, match=r"model\.b: none here, 2 there"):
         check_tensors(tmp_path, {"model.a": (4, 4)})
+
+
+def edited_metadata(directory, edit):
+    """Rewrites `.metadata` after `edit(entry of the tensor "matrix", storage_data)`."""
+    metadata = FileSystemReader(directory).read_metadata()
+    edit(metadata.state_dict_metadata["matrix"], metadata.storage_data)
+    (directory / ".metadata").write_bytes(pickle.dumps(metadata))
+
+
+def remove_chunk(entry, _):
+    entry.chunks.pop(1)
+
+
+def repeat_chunk(entry, _):
+    entry.chunks[1] = entry.chunks[0]
+
+
+def overlap_chunks(entry, _):
+    first = entry.chunks[0]
+    entry.chunks[0] = replace(first, sizes=torch.Size((first.sizes[0] + 1, first.sizes[1])))
+
+
+def move_outside(entry, _):
+    last = entry.chunks[-1]
+    entry.chunks[-1] = replace(last, offsets=torch.Size((last.offsets[0] + 1, 0)))
+
+
+def drop_a_dimension(entry, _):
+    entry.chunks[0] = replace(entry.chunks[0], sizes=torch.Size((10,)))
+
+
+def empty_chunks(entry, _):
+    entry.chunks.clear()
+
+
+def forget_the_bytes(_, storage):
+    del storage[next(index for index in storage if index.fqn == "matrix")]
+
+
+def point_past_the_file(_, storage):
+    next(info for index, info in storage.items() if index.fqn == "matrix").offset += 10**6
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        remove_chunk,
+        repeat_chunk,
+        overlap_chunks,
+        move_outside,
+        drop_a_dimension,
+        empty_chunks,
+        forget_the_bytes,
+        point_past_the_file,
+    ],
+)
+def test_a_tensor_with_holes_is_refused_by_name(tmp_path, edit):
+    """DCP itself would leave such elements as they were in memory and report success."""
+    tensors = {"vector": torch.randn(11), "matrix": torch.randn(8, 5)}
+    save_slices(cuts(tensors, 4), tmp_path)
+    stored_shapes(tmp_path)
+    edited_metadata(tmp_path, edit)
+    with pytest.raises(CheckpointError, match=r"\.metadata.*matrix 8×5"):
+        stored_shapes(tmp_path)
+    with pytest.raises(CheckpointError, match="matrix"):
+        check_tensors(tmp_path, {key: tuple(t.shape) for key, t in tensors.items()})
+
+
+@given(SHAPES, st.integers(1, 6), st.data())
+def test_chunks_that_cover_a_tensor_pass_and_any_single_change_does_not(shape, pieces, data):
+    numel = math.prod(shape)
+    edges = [numel * i // pieces for i in range(pieces + 1)]
+    chunks = [
+        box.chunk
+        for first, last in itertools.pairwise(edges)
+        for box in boxes_of(shape, first, last - first)
+    ]
+    data.draw(st.randoms()).shuffle(chunks)
+    assert uncovered(shape, chunks) is None
+    place = data.draw(st.integers(0, len(chunks) - 1))
+    assert uncovered(shape, chunks[:place] + chunks[place + 1 :]) is not None
+    assert uncovered(shape, [*chunks, chunks[place]]) is not None
 
 
 class Harmful:

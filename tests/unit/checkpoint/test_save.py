@@ -1,12 +1,16 @@
 """A checkpoint exists whole or not at all, and the newest whole one is found."""
 
 import json
+import pickle
 import resource
 import shutil
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from leviathan.checkpoint.boxes import Slice, save_slices
 from leviathan.checkpoint.describe import checkpoints_table, list_checkpoints
@@ -20,7 +24,7 @@ from leviathan.checkpoint.layout import (
     step_of,
     tidy,
 )
-from leviathan.checkpoint.load import load_model, newest_whole
+from leviathan.checkpoint.load import load_model, newest_whole, verify_checkpoint
 from leviathan.checkpoint.manifest import fingerprint, verify_manifest
 from leviathan.checkpoint.save import save_checkpoint, try_saving
 from leviathan.config.schema import CheckpointConfig, RunConfig
@@ -170,11 +174,88 @@ def test_a_manifest_of_another_shape_proves_nothing(config, mesh, manifest, name
         verify_manifest(directory)
 
 
-@pytest.mark.parametrize("state", ["{}", "[]", '{"step": "one"}'])
-def test_a_state_without_what_is_wanted_is_damaged(tmp_path, state):
+@pytest.mark.parametrize(
+    "step", ['"one"', "null", "true", "-1", "2.0", "1e400", "NaN", "[1]", "[" * 9999]
+)
+def test_a_step_that_is_not_a_count_is_refused(tmp_path, step):
+    path = tmp_path / "state.json"
+    path.write_text(f'{{"step": {step}}}')
+    with pytest.raises(CheckpointError, match=r"state\.json"):
+        read_state(tmp_path)
+    path.write_text(f'{{"step": 1, "tokens": {step}}}')
+    with pytest.raises(CheckpointError, match=r"state\.json"):
+        read_state(tmp_path, tokens=int)
+    path.write_text('{"step": 1, "tokens": 0}')
+    assert read_state(tmp_path, tokens=int)["tokens"] == 0
+
+
+@pytest.mark.parametrize("state", ["{}", "[]", "1"])
+def test_a_state_without_a_step_is_refused(tmp_path, state):
     (tmp_path / "state.json").write_text(state)
-    with pytest.raises(CheckpointError, match="no usable step"):
-        read_state(tmp_path, step=int)
+    with pytest.raises(CheckpointError, match=r"state\.json: corrupt"):
+        read_state(tmp_path)
+
+
+def resealed(directory, *names):
+    """Updates the manifest to the present content of these files, as their writer would."""
+    manifest = json.loads((directory / "manifest.json").read_text())
+    manifest["files"] |= fingerprint(directory, names)
+    (directory / "manifest.json").write_text(json.dumps(manifest))
+
+
+def rename_the_directory(directory):
+    directory.rename(directory.with_name("step-00000007"))
+
+
+def change_the_step(directory):
+    (directory / "state.json").write_text('{"step": 7}')
+    resealed(directory, "state.json")
+
+
+@pytest.mark.parametrize("change", [rename_the_directory, change_the_step])
+def test_the_step_in_state_json_must_be_that_of_the_directory(config, mesh, change):
+    save(config, mesh, 1)
+    save(config, mesh, 2)
+    change(step_dir(config.run_dir, 2))
+    newest = complete_checkpoints(config.run_dir)[-1]
+    for read in (verify_checkpoint, load_model):
+        with pytest.raises(CheckpointError, match=r"state\.json: step is .*step-0000000"):
+            read(newest)
+    assert newest_whole(config.run_dir, mesh) == step_dir(config.run_dir, 1)
+
+
+def test_a_checkpoint_with_a_hole_in_a_tensor_is_refused_everywhere(config, mesh, capfd):
+    """Its files have the right hashes: whoever wrote it left a chunk out of the metadata."""
+    save(config, mesh, 1)
+    save(config, mesh, 2)
+    newest, name = step_dir(config.run_dir, 2), "model.model.embed_tokens.weight"
+    metadata = FileSystemReader(newest).read_metadata()
+    (chunk,) = metadata.state_dict_metadata[name].chunks
+    metadata.state_dict_metadata[name].chunks = [replace(chunk, sizes=torch.Size((19, 8)))]
+    (newest / ".metadata").write_bytes(pickle.dumps(metadata))
+    resealed(newest, ".metadata")
+    verify_manifest(newest)
+    for read in (verify_checkpoint, load_model):
+        with pytest.raises(CheckpointError, match=f"{name} 20×8: .*152 of 160"):
+            read(newest)
+    assert newest_whole(config.run_dir, mesh) == step_dir(config.run_dir, 1)
+    assert "152 of 160" in capfd.readouterr().err
+
+
+def test_moments_of_some_parameters_alone_are_refused(config, mesh):
+    save(config, mesh, 1)
+    directory = step_dir(config.run_dir, 1)
+    metadata = FileSystemReader(directory).read_metadata()
+    name = "model.norm.weight"
+    for fields in (metadata.state_dict_metadata, metadata.storage_data):
+        for key in [k for k in fields if getattr(k, "fqn", k) == f"model.{name}"]:
+            moment = f"optim.exp_avg.{name}"
+            index = MetadataIndex(moment, key.offset) if fields is metadata.storage_data else moment
+            fields[index] = fields[key]
+    (directory / ".metadata").write_bytes(pickle.dumps(metadata))
+    resealed(directory, ".metadata")
+    with pytest.raises(CheckpointError, match=r"optim\.exp_avg"):
+        verify_checkpoint(directory)
 
 
 def test_what_the_disk_does_not_take_is_one_message(config, mesh):
