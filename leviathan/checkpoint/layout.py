@@ -83,7 +83,7 @@ def read_state(directory: Path, **wanted: type) -> dict[str, Any]:
         raise CheckpointError(f"{path}: corrupt: expected a JSON object")
     for key, kind in {"step": int, **wanted}.items():
         value = state.get(key)
-        if type(value) is not kind or (kind is int and value < 0):
+        if type(value) is not kind or (isinstance(value, int) and value < 0):
             expected = "a non-negative integer" if kind is int else f"a {kind.__name__}"
             raise CheckpointError(f"{path}: corrupt: {key} is {value!r}, expected {expected}")
     named = _STEP.fullmatch(directory.name)

@@ -9,7 +9,7 @@ from leviathan.data.foreign import ForeignRows, describe, split_folders
 from leviathan.data.format import DatasetInfo
 from leviathan.data.mds import Rows, open_split
 from leviathan.data.remote import ShardCache
-from leviathan.data.tokenizer import META_FILE, RANKS_FILE, load_tokenizer
+from leviathan.data.tokenizer import META_FILE, RANKS_FILE, Tokenizer, load_tokenizer
 
 TOKENIZER_FILES = (RANKS_FILE, META_FILE)
 LARGE_TOKENIZER = 4 << 20  # o200k_base's 200,000 ranks
@@ -65,6 +65,20 @@ def open_dataset(data: DataConfig | Path, seq_len: int | None = None) -> Dataset
         return Dataset(data.path, DatasetInfo.load(data.path))
     assert seq_len is not None
     return Dataset(data.path, describe(data.path, data.format, seq_len), data.format)
+
+
+def open_tokenizer(data: DataConfig) -> Tokenizer:
+    """The tokenizer of a run's dataset, with the end-of-text id that the dataset has.
+
+    Raises:
+        DataError: missing or corrupt.
+    """
+    if data.format is None:
+        return load_tokenizer(data.path)
+    tokenizer = load_tokenizer(data.format.tokenizer)
+    if data.format.end_of_text is not None:
+        tokenizer.end_of_text = data.format.end_of_text
+    return tokenizer
 
 
 def save_tokenizer(data: DataConfig, folder: Path) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import psutil
 import torch
 
+from leviathan.checkpoint.layout import complete_checkpoints
 from leviathan.config.schema import RunConfig
 from leviathan.errors import ConfigError
 from leviathan.launch import commands as launching
@@ -17,6 +18,7 @@ from leviathan.preflight.run import (
     Target,
     check_checkpoints,
     check_cost,
+    check_first_weights,
     check_folder,
     check_memory,
     check_model,
@@ -73,6 +75,9 @@ def check(config: RunConfig, asked: Asked) -> Report:
     if info is not None:
         with report.about("checkpoints"):
             check_checkpoints(report, config)
+    if config.init_from is not None and not complete_checkpoints(config.run_dir):
+        with report.about("init_from"):
+            check_first_weights(report, config)
     hosts, port = asked.request.hosts, asked.request.port
     if hosts:
         with report.about("hosts"):

@@ -1,11 +1,10 @@
 """The data set: whole, with the model's vocabulary, and enough for the steps."""
 
 from leviathan.config.schema import RunConfig
-from leviathan.data.dataset import Dataset, open_dataset
+from leviathan.data.dataset import Dataset, open_dataset, open_tokenizer
 from leviathan.data.format import DatasetInfo
 from leviathan.data.prepare.verify import verify
 from leviathan.data.stream import check_fits
-from leviathan.data.tokenizer import load_tokenizer
 from leviathan.errors import DataError
 from leviathan.preflight.report import Report
 
@@ -58,10 +57,11 @@ def _check_files(report: Report, config: RunConfig, dataset: Dataset, thorough: 
 
 
 def _check_tokenizer(report: Report, config: RunConfig, info: DatasetInfo) -> None:
-    named = config.data.format.tokenizer if config.data.format else config.data.path
-    tokenizer = load_tokenizer(named)
+    tokenizer = open_tokenizer(config.data)
     if config.data.format is None and tokenizer.fingerprint != info.tokenizer.fingerprint:
-        raise DataError(f"{named}: not the tokenizer of dataset.json: copy the files again")
+        raise DataError(
+            f"{config.data.path}: not the tokenizer of dataset.json: copy the files again"
+        )
     report.say(
         "tokenizer",
         "green",

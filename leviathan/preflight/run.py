@@ -6,7 +6,9 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from leviathan.checkpoint.layout import complete_checkpoints, step_of
+from leviathan.checkpoint.init_from import check_init_from
+from leviathan.checkpoint.layout import complete_checkpoints, resolve_checkpoint, step_of
+from leviathan.checkpoint.load import verify_checkpoint
 from leviathan.config.plan import RunPlan
 from leviathan.config.schema import RunConfig
 from leviathan.data.dataset import tokenizer_bytes
@@ -199,6 +201,16 @@ def check_folder(report: Report, config: RunConfig, info: DatasetInfo | None) ->
         report.figures["starts_at_step"] = 0
         why = f"{config.run_dir}: begins with step 0"
     report.say("run folder", "green", why)
+
+
+def check_first_weights(report: Report, config: RunConfig) -> None:
+    """Whether the weights of `init_from` fit the model and the dataset."""
+    assert config.init_from is not None
+    source = resolve_checkpoint(config.init_from)
+    verify_checkpoint(source)
+    warnings = check_init_from(config, source)
+    verdict = "amber" if warnings else "green"
+    report.say("init_from", verdict, "; ".join([f"weights of {source}", *warnings]))
 
 
 def _at_work(lock: Path) -> bool:

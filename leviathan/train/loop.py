@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from leviathan.checkpoint.init_from import check_init_from, warn_of
 from leviathan.checkpoint.layout import resolve_checkpoint
 from leviathan.checkpoint.load import fill_model, verify_checkpoint
 from leviathan.config.plan import RunPlan
@@ -171,6 +172,7 @@ def first_weights(config: RunConfig, mesh: Mesh) -> Path | None:
 
     Raises:
         CheckpointError: it is missing or damaged.
+        ConfigError: its weights do not fit this run's model, or its tokenizer this run's dataset.
     """
     if config.init_from is None:
         return None
@@ -179,6 +181,8 @@ def first_weights(config: RunConfig, mesh: Mesh) -> Path | None:
     source = mesh.broadcast(source)
     with mesh.together():
         verify_checkpoint(source, mesh.rank, mesh.world_size)
+        if mesh.rank == 0:
+            warn_of(source, check_init_from(config, source))
     say(f"Beginning with the weights of {source}")
     return source
 

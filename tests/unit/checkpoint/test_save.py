@@ -32,7 +32,6 @@ from leviathan.errors import CheckpointError
 from leviathan.model.accounting import account
 from leviathan.model.init import init_weights
 from leviathan.model.transformer import CausalLM
-from leviathan.train.loop import first_weights, new_model
 
 
 @pytest.fixture
@@ -368,20 +367,3 @@ def test_describing_tells_what_wrote_it_and_names_the_damaged(config, mesh):
     assert "step-00000001" in table
     assert "config.yaml: missing" in table
     assert checkpoints_table({}) == "no complete checkpoint"
-
-
-def test_another_run_begins_with_these_weights_and_nothing_else_of_them(config, mesh):
-    model = save(config, mesh, 3)
-    second = config.model_copy(
-        update={"run_dir": config.run_dir.with_name("second"), "init_from": config.run_dir}
-    )
-    source = first_weights(second, mesh)
-    assert source == step_dir(config.run_dir, 3)
-    begun = new_model(second, source)
-    for name, parameter in model.named_parameters():
-        assert torch.equal(begun.get_parameter(name), parameter), name
-    assert begun.training
-    (source / "state.json").unlink()
-    with pytest.raises(CheckpointError, match=r"state\.json: missing"):
-        first_weights(second, mesh)
-    assert first_weights(config, mesh) is None

@@ -1,0 +1,185 @@
+"""Whose weights a run may begin with: equal shapes do not make them the same function."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from leviathan.checkpoint.boxes import Slice, save_slices
+from leviathan.checkpoint.handle import SaveHandle
+from leviathan.checkpoint.init_from import check_init_from
+from leviathan.checkpoint.layout import step_dir
+from leviathan.checkpoint.save import save_checkpoint
+from leviathan.config.schema import RunConfig
+from leviathan.data.tokenizer import Tokenizer, load_tokenizer
+from leviathan.errors import CheckpointError, ConfigError
+from leviathan.model.init import init_weights
+from leviathan.model.transformer import CausalLM
+from leviathan.preflight.report import Report
+from leviathan.preflight.run import check_first_weights
+from leviathan.train.loop import first_weights, new_model
+
+LEVIATHAN = {"kind": "leviathan", "d_seed": 4, "heads": 2, "knots": 4, "rank": 3}
+
+
+def run_config(dataset, run_dir, embedding=None, **changes):
+    model = {"d_model": 16, "n_layers": 1, "n_heads": 4, "vocab_size": 601, "seq_len": 32}
+    return RunConfig.model_validate(
+        {
+            "run_dir": run_dir,
+            "data": {"path": dataset},
+            "model": {**model, "embedding": embedding or {"kind": "tied"}, **changes},
+            "train": {"steps": 9, "global_batch_size": 2, "micro_batch_size": 1},
+        }
+    )
+
+
+def second(config, **changes):
+    """Another run, with a changed model, that begins with the weights of the first."""
+    data = config.model_dump()
+    embedding = {**data["model"]["embedding"], **changes.pop("embedding", {})}
+    data["model"] |= {**changes, "embedding": embedding}
+    data |= {"run_dir": config.run_dir.with_name("second"), "init_from": config.run_dir}
+    return RunConfig.model_validate(data)
+
+
+@pytest.fixture
+def save(mesh):
+    def written(config):
+        model = CausalLM(config.model)
+        init_weights(model, config.model, seed=3)
+        slices = [
+            Slice(f"model.{name}", tuple(p.shape), 0, p.detach().view(-1))
+            for name, p in model.named_parameters()
+        ]
+
+        def tensors(folder):
+            return SaveHandle(lambda: save_slices(slices, folder), background=False)
+
+        save_checkpoint(config, mesh, {"step": 3}, tensors).wait()
+        return model
+
+    return written
+
+
+def test_another_run_begins_with_the_weights_and_nothing_else(tiny_dataset, tmp_path, save, mesh):
+    config = run_config(tiny_dataset, tmp_path / "run")
+    model, other = save(config), second(config, seq_len=16)
+    source = first_weights(other, mesh)
+    assert source == step_dir(config.run_dir, 3)
+    assert check_init_from(other, source) == []
+    begun = new_model(other, source)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(begun.get_parameter(name), parameter), name
+    assert begun.training
+    assert first_weights(config, mesh) is None
+    (source / "state.json").unlink()
+    with pytest.raises(CheckpointError, match=r"state\.json: missing"):
+        first_weights(other, mesh)
+
+
+@pytest.mark.parametrize(
+    ("embedding", "changes", "key"),
+    [
+        ({"kind": "tied"}, {"n_heads": 2, "n_kv_heads": 2}, r"model\.n_heads: 4 .*, 2 here"),
+        ({"kind": "tied"}, {"n_kv_heads": 2}, r"model\.n_kv_heads: 4 .*, 2 here"),
+        ({"kind": "tied"}, {"embedding": {"kind": "untied"}}, r"embedding\.kind: tied .*, untied"),
+        (LEVIATHAN, {"embedding": {"latent_scale": "inside"}}, r"latent_scale: outside .*, inside"),
+        (LEVIATHAN, {"embedding": {"heads": 1, "rank": 6}}, r"embedding\.(heads|rank)"),
+        (
+            {"kind": "binary_codes"},
+            {"embedding": {"embedding_init_std": 0.5}},
+            r"embedding_init_std: 0\.02 .*, 0\.5 here",
+        ),
+    ],
+)
+def test_another_function_of_the_same_weights_is_refused(
+    tiny_dataset, tmp_path, save, mesh, embedding, changes, key
+):
+    config = run_config(tiny_dataset, tmp_path / "run", embedding)
+    save(config)
+    other = second(config, **changes)
+    with pytest.raises(ConfigError, match=rf"(?s)init_from.*step-00000003.*{key}"):
+        first_weights(other, mesh)
+    report = Report()
+    with report.about("init_from"):
+        check_first_weights(report, other)
+    assert report.verdict == "red"
+
+
+def test_heads_with_equal_shapes_are_refused(tiny_dataset, tmp_path, save, mesh):
+    """4 heads with 2 key-value heads and 2 with 1 have the same projections."""
+    config = run_config(tiny_dataset, tmp_path / "run", n_kv_heads=2)
+    save(config)
+    with pytest.raises(ConfigError, match=r"(?s)model\.n_heads.*model\.n_kv_heads"):
+        first_weights(second(config, n_heads=2, n_kv_heads=1), mesh)
+
+
+def test_rope_theta_and_norm_eps_are_warned_of(tiny_dataset, tmp_path, save, mesh, capfd):
+    config = run_config(tiny_dataset, tmp_path / "run")
+    save(config)
+    other = second(config, rope_theta=500_000.0, norm_eps=1e-6)
+    source = first_weights(other, mesh)
+    assert source is not None
+    shown = " ".join(capfd.readouterr().err.split())
+    assert "model.rope_theta: 10000.0 in the checkpoint, 500000.0 here" in shown
+    assert "model.norm_eps: 1e-05 in the checkpoint, 1e-06 here" in shown
+    report = Report()
+    check_first_weights(report, other)
+    (row,) = report.rows
+    assert row.verdict == "amber"
+    assert "500000.0" in row.why
+    assert "1e-06" in row.why
+
+
+def test_initial_values_and_layouts_are_free(tiny_dataset, tmp_path, save, mesh):
+    config = run_config(tiny_dataset, tmp_path / "run", LEVIATHAN)
+    save(config)
+    changes = {"embedding_init_std": 0.3, "spline_init_std": 0.2, "tp": "replicated"}
+    other = second(config, init_std=0.01, embedding=changes)
+    assert check_init_from(other, step_dir(config.run_dir, 3)) == []
+
+
+@pytest.fixture
+def other_dataset(tiny_dataset, tmp_path):
+    """The dataset with two ids exchanged, as another tokenizer of the same size would have it."""
+    folder = tmp_path / "other"
+    shutil.copytree(tiny_dataset, folder)
+    tokenizer = load_tokenizer(folder)
+    ranks = dict(tokenizer.ranks)
+    last, before = sorted(ranks, key=ranks.__getitem__)[-1:-3:-1]
+    ranks[last], ranks[before] = ranks[before], ranks[last]
+    encoding = tokenizer._encoding.__class__(
+        "other",
+        pat_str=tokenizer.pattern,
+        mergeable_ranks=ranks,
+        special_tokens=tokenizer.special_tokens,
+    )
+    Tokenizer(encoding).save(folder)
+    return folder
+
+
+def test_another_tokenizer_is_refused(tiny_dataset, other_dataset, tmp_path, save, mesh):
+    config = run_config(tiny_dataset, tmp_path / "run")
+    save(config)
+    other = second(config).model_copy(
+        update={"data": config.data.model_copy(update={"path": other_dataset})}
+    )
+    with pytest.raises(ConfigError, match=r"tokenizer.*other: the same ids are other tokens"):
+        first_weights(other, mesh)
+
+
+def test_another_split_pattern_is_warned_of(tiny_dataset, tmp_path, save):
+    config = run_config(tiny_dataset, tmp_path / "run")
+    save(config)
+    source = step_dir(config.run_dir, 3)
+    ours = load_tokenizer(source)
+    special = {**ours.special_tokens, "<|pad|>": ours.vocab_size}
+    encoding = ours._encoding.__class__(
+        "more", pat_str=ours.pattern, mergeable_ranks=ours.ranks, special_tokens=special
+    )
+    Tokenizer(encoding).save(source)
+    (warning,) = check_init_from(second(config), source)
+    assert "more" in warning
+    assert json.loads((source / "tokenizer.meta.json").read_text())["fingerprint"][:12] in warning
