@@ -1,13 +1,17 @@
 """AdamW, its parameter groups and the learning rate as a pure function of the step."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import nn
 
-from leviathan.config.schema import OptimConfig
+from leviathan.config.optim import NOT_DECAYED, OptimConfig, ParamGroupConfig, Role
+from leviathan.errors import ConfigError
 
 FUSED_ON = ("cpu", "cuda")  # devices for which torch has a fused AdamW
 
@@ -41,21 +45,121 @@ def lr_at(optim: OptimConfig, steps: int, step: int) -> float:
     return optim.lr * (optim.final_lr_ratio + (1 - optim.final_lr_ratio) * height)
 
 
-def parameter_groups(model: nn.Module, optim: OptimConfig) -> list[dict[str, Any]]:
-    """Parameters of two or more dimensions decay, gains and biases do not.
+@dataclass(frozen=True)
+class ParamGroup:
+    """Parameters with the same resolved settings.
 
-    Without weight decay there is one group: fewer groups are larger and evenly cut partitions.
+    Attributes:
+        selector: the group of `optim.groups` that they are in; "default" without one.
+        roles: name of each parameter → its role.
+        lr_scale: factor of the learning rate.
+        weight_decay: AdamW's decoupled weight decay.
+        betas: AdamW's β₁ and β₂.
+        clip: maximum norm of the gradients of this `selector`; None: clipped with all others that
+            have none, under `optim.grad_clip`.
     """
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    if not optim.weight_decay:
-        return [{"params": parameters, "weight_decay": 0.0}]
-    decayed = [p for p in parameters if p.ndim >= 2]
-    plain = [p for p in parameters if p.ndim < 2]
-    groups = [
-        {"params": decayed, "weight_decay": optim.weight_decay},
-        {"params": plain, "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
+
+    selector: str
+    roles: dict[str, Role]
+    lr_scale: float
+    weight_decay: float
+    betas: tuple[float, float]
+    clip: float | None
+
+
+def param_roles(model: nn.Module) -> dict[str, Role]:
+    """Name → role of every parameter, as the modules declare them; a shared one under one name."""
+    roles: dict[str, Role] = {}
+    for prefix, module in model.named_modules():
+        for local, role in getattr(module, "param_roles", dict)().items():
+            roles[f"{prefix}.{local}" if prefix else local] = role
+    names = [name for name, _ in model.named_parameters()]
+    missing = [name for name in names if name not in roles]
+    assert not missing, f"no module declares the role of {missing}"
+    return {name: roles[name] for name in names}
+
+
+def resolve_groups(model: nn.Module, optim: OptimConfig) -> list[ParamGroup]:
+    """The parameter groups of a model: one for each selector and weight decay.
+
+    Raises:
+        ConfigError: a name pattern of `optim.groups` matches no parameter, or only parameters that
+            an earlier group has.
+    """
+    chosen: dict[str, int] = {}
+    roles = param_roles(model)
+    for number, group in enumerate(optim.groups):
+        matching = [name for name, role in roles.items() if _matches(group, name, role)]
+        free = [name for name in matching if name not in chosen]
+        chosen |= dict.fromkeys(free, number)
+        if not free and (group.name is not None or matching):
+            reason = "an earlier group has all that it matches" if matching else "matches nothing"
+            raise ConfigError(
+                f"optim.groups.{number} ({group.selector}): {reason}. The parameters are named as "
+                f"in {', '.join(list(roles)[:3])}, …"
+            )
+    groups: dict[tuple[int | None, float], ParamGroup] = {}
+    for name, role in roles.items():
+        number = chosen.get(name)
+        resolved = _resolved(None if number is None else optim.groups[number], role, optim)
+        groups.setdefault((number, resolved.weight_decay), resolved).roles[name] = role
+    return list(groups.values())
+
+
+def _matches(group: ParamGroupConfig, name: str, role: Role) -> bool:
+    return role == group.role if group.name is None else fnmatchcase(name, group.name)
+
+
+def _resolved(group: ParamGroupConfig | None, role: Role, optim: OptimConfig) -> ParamGroup:
+    """A group's settings for parameters of one role, with the defaults filled in."""
+    decay = group.weight_decay if group is not None else None
+    if decay is None:
+        decay = 0.0 if role in NOT_DECAYED else optim.weight_decay
+    if group is None:
+        return ParamGroup("default", {}, 1.0, decay, optim.betas, None)
+    betas = group.betas or optim.betas
+    return ParamGroup(group.selector, {}, group.lr_scale, decay, betas, group.clip)
+
+
+def describe_groups(model: nn.Module, optim: OptimConfig) -> list[dict[str, Any]]:
+    """The resolved groups, a row for each role in each group.
+
+    Args:
+        model: may be on the meta device: values are not read.
+        optim: with `groups`.
+
+    Returns:
+        Rows with `selector, role, tensors, parameters, lr, lr_scale, weight_decay, betas, clip`;
+        `lr` is the peak. A role of `optim.groups` that no parameter has gets a row with 0 tensors.
+    """
+    sizes = {name: p.numel() for name, p in model.named_parameters()}
+    rows: list[dict[str, Any]] = []
+    groups = resolve_groups(model, optim)
+    found = {group.selector for group in groups}
+    for unused in optim.groups:
+        if unused.selector not in found and unused.role is not None:
+            assert unused.role not in param_roles(model).values()
+            resolved = _resolved(unused, unused.role, optim)
+            groups.append(replace(resolved, roles={}))
+    for group in groups:
+        roles = list(dict.fromkeys(group.roles.values())) or [group.selector.removeprefix("role=")]
+        for role in roles:
+            names = [name for name, own in group.roles.items() if own == role]
+            rows.append(
+                {
+                    "selector": group.selector,
+                    "role": role,
+                    "tensors": len(names),
+                    "parameters": sum(sizes[name] for name in names),
+                    "lr": optim.lr * group.lr_scale,
+                    "lr_scale": group.lr_scale,
+                    "weight_decay": group.weight_decay,
+                    "betas": list(group.betas),
+                    "clip": optim.grad_clip if group.clip is None else group.clip,
+                    "clipped": "globally" if group.clip is None else "by group",
+                }
+            )
+    return rows
 
 
 class GuardedAdamW(torch.optim.AdamW):
@@ -64,29 +168,70 @@ class GuardedAdamW(torch.optim.AdamW):
     Attributes:
         veto: while it is set, `step` touches neither weights nor moments. So an engine can be run
             through a step whose gradients are not finite, and come out as it went in.
-        shrink: what `step` multiplies gradients with, in the masters' fp32 and whatever the engine.
+        clip_index: name of a parameter → index of the gradient norm that it is clipped by; see
+            `clip`.
     """
 
     veto: bool = False
-    shrink: float = 1.0
+    clip_index: Mapping[str, int] = MappingProxyType({})
 
-    def clip(self, norm: float, highest: float) -> None:
-        """Has gradients of the global `norm` shrunk to the norm `highest`, if they are larger."""
-        self.shrink = min(1.0, highest / (norm + 1e-6))
+    @property
+    def clip_count(self) -> int:
+        """Number of gradient norms that `clip` takes."""
+        return 1 + max(group.get("clip_index", 0) for group in self.param_groups)
+
+    def set_lr(self, lr: float) -> None:
+        """Sets the learning rate of every group: `lr` times its scale."""
+        for group in self.param_groups:
+            group["lr"] = lr * group["lr_scale"]
+
+    def clip(self, norms: Sequence[float]) -> None:
+        """Scales down, in the next step, the gradients whose norm is too large.
+
+        Args:
+            norms: L2 norm of the gradients by `clip_index`, over all ranks.
+        """
+        for group in self.param_groups:
+            group["grad_scale"] = min(1.0, group["max_norm"] / (norms[group["clip_index"]] + 1e-6))
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """One AdamW update, or nothing while `veto` is set."""
         if self.veto:
             return None
-        gradients = [p.grad for g in self.param_groups for p in g["params"] if p.grad is not None]
-        if self.shrink < 1 and gradients:
-            torch._foreach_mul_(gradients, self.shrink)  # pyright: ignore[reportPrivateImportUsage]
+        for group in self.param_groups:
+            # In the masters' fp32, whatever the engine.
+            gradients = [p.grad for p in group["params"] if p.grad is not None]
+            if group.get("grad_scale", 1.0) < 1 and gradients:
+                torch._foreach_mul_(gradients, group["grad_scale"])  # pyright: ignore[reportPrivateImportUsage]
         return super().step(closure)
 
 
 def build_optimizer(model: nn.Module, optim: OptimConfig) -> GuardedAdamW:
-    """The one optimizer of every engine; fused where there is a kernel: one pass, not eight."""
+    """The one optimizer of every engine; fused where there is a kernel: one pass, not eight.
+
+    Raises:
+        ConfigError: as `resolve_groups`.
+    """
     fused = all(p.device.type in FUSED_ON for p in model.parameters())
-    return GuardedAdamW(
-        parameter_groups(model, optim), lr=optim.lr, betas=optim.betas, eps=optim.eps, fused=fused
-    )
+    parameters = dict(model.named_parameters())
+    groups: list[dict[str, Any]] = []
+    clip_indices: dict[str, int] = {}
+    clip_index: dict[str, int] = {}
+    for group in resolve_groups(model, optim):
+        index = 0
+        if group.clip is not None:
+            index = clip_indices.setdefault(group.selector, 1 + len(clip_indices))
+        clip_index |= dict.fromkeys(group.roles, index)
+        groups.append(
+            {
+                "params": [parameters[name] for name in group.roles],
+                "lr_scale": group.lr_scale,
+                "weight_decay": group.weight_decay,
+                "betas": group.betas,
+                "clip_index": index,
+                "max_norm": optim.grad_clip if group.clip is None else group.clip,
+            }
+        )
+    optimizer = GuardedAdamW(groups, lr=optim.lr, eps=optim.eps, fused=fused)
+    optimizer.clip_index = clip_index
+    return optimizer

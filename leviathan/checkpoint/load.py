@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from leviathan.checkpoint.boxes import Slice, check_tensors, load_slices, stored_shapes
 from leviathan.checkpoint.layout import complete_checkpoints, read_state, resolve_checkpoint
@@ -151,9 +150,12 @@ def fill_model(model: CausalLM, directory: Path) -> None:
     Raises:
         CheckpointError: it is another model's.
     """
-    weights: dict[str, Tensor] = {
-        WEIGHTS + name: parameter.data for name, parameter in model.named_parameters()
-    }
-    check_tensors(directory, {key: tuple(w.shape) for key, w in weights.items()}, WEIGHTS)
-    slices = [Slice(key, tuple(w.shape), 0, w.view(-1)) for key, w in weights.items()]
+    slices = weight_slices(model)
+    check_tensors(directory, {piece.key: piece.shape for piece in slices}, WEIGHTS)
     load_slices(slices, directory, collective=False)
+
+
+def weight_slices(model: CausalLM) -> list[Slice]:
+    """All weights of a model that one process holds, under their names in a checkpoint."""
+    parameters = ((WEIGHTS + name, p.data) for name, p in model.named_parameters())
+    return [Slice(key, tuple(p.shape), 0, p.view(-1)) for key, p in parameters]

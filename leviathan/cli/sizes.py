@@ -7,7 +7,7 @@ import typer
 
 from leviathan.cli.options import AsJson, Config, Overrides, lines, show
 from leviathan.config.load import read_config, validate
-from leviathan.config.schema import ModelFile, RunConfig
+from leviathan.config.schema import ModelConfig, ModelFile, OptimConfig, RunConfig
 
 if TYPE_CHECKING:
     from leviathan.model.scale import Estimate
@@ -32,6 +32,12 @@ def params(
     ] = 0.4,
     intra_gbs: Annotated[float, typer.Option(min=0.001, help="GB/s a rank, in a node.")] = 450,
     inter_gbs: Annotated[float, typer.Option(min=0.001, help="GB/s a rank, between nodes.")] = 50,
+    groups: Annotated[
+        bool,
+        typer.Option(
+            "--groups", help="Shows the optimizer's parameter groups: rate, decay and clipping."
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Counts parameters by part, FLOPs per token and memory of a model or run configuration.
@@ -43,6 +49,8 @@ def params(
     Example: `leviathan params configs/model/400m.yaml model.embedding.kind=tied`
 
     Example: `leviathan params configs/run/pile_1.2b.yaml --world-size 64`
+
+    Example: `leviathan params configs/run/pile_400m.yaml --groups optim.weight_decay=0.1`
     """
     data, origins = read_config(config, overrides or [])
     schema: type[ModelFile | RunConfig] = RunConfig if set(data) - {"model"} else ModelFile
@@ -50,6 +58,10 @@ def params(
     from leviathan.model.accounting import account
 
     counted = asdict(account(loaded.model))
+    if groups:
+        optim = loaded.optim if isinstance(loaded, RunConfig) else OptimConfig()
+        show({"groups": _param_groups(loaded.model, optim)}, as_json, _groups_table)
+        return
     if world_size is None:
         show(counted, as_json)
         return
@@ -81,6 +93,40 @@ def params(
         return f"{lines(counted)}\n\n{_tables(found, batch * loaded.model.seq_len, result)}"
 
     show(result, as_json, as_text)
+
+
+def _param_groups(model: ModelConfig, optim: OptimConfig) -> list[dict[str, Any]]:
+    import torch
+
+    from leviathan.model.transformer import CausalLM
+    from leviathan.optim import describe_groups
+
+    with torch.device("meta"):
+        return describe_groups(CausalLM(model), optim)
+
+
+def _groups_table(result: dict[str, Any]) -> str:
+    from rich.table import Table
+
+    from leviathan.console import as_text
+
+    table = Table(title="Parameter groups", title_justify="left")
+    for column in ("group", "role"):
+        table.add_column(column)
+    for column in ("tensors", "parameters", "peak lr", "weight decay", "betas", "clip"):
+        table.add_column(column, justify="right")
+    for row in result["groups"]:
+        table.add_row(
+            row["selector"],
+            row["role"],
+            f"{row['tensors']:,}",
+            f"{row['parameters']:,}",
+            f"{row['lr']:g}",
+            f"{row['weight_decay']:g}",
+            ", ".join(f"{beta:g}" for beta in row["betas"]),
+            f"{row['clip']:g} {row['clipped']}",
+        )
+    return as_text(table)
 
 
 def _as_dict(each: "Estimate") -> dict[str, Any]:

@@ -22,12 +22,12 @@ from leviathan.config.embedding import LeviathanConfig as LeviathanConfig
 from leviathan.config.embedding import TiedConfig as TiedConfig
 from leviathan.config.embedding import lev_base as lev_base
 from leviathan.config.evaluate import EvaluateConfig
+from leviathan.config.optim import OptimConfig as OptimConfig
 from leviathan.config.preparation import HubConfig as HubConfig
 from leviathan.config.preparation import PrepConfig as PrepConfig
 from leviathan.config.preparation import SourceConfig as SourceConfig
 from leviathan.config.preparation import ValidationConfig as ValidationConfig
 from leviathan.config.strict import (
-    Beta,
     NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
@@ -177,34 +177,6 @@ class TrainConfig(Strict):
                 f"global_batch_size ({self.global_batch_size})"
             )
         return self
-
-
-class OptimConfig(Strict):
-    """AdamW and its schedule; the defaults are the recipe of the controlled comparison."""
-
-    lr: PositiveFloat = Field(default=1e-3, description="peak learning rate")
-    warmup_steps: int = Field(default=0, ge=0, description="in which lr rises linearly from 0")
-    schedule: Literal["cosine", "wsd", "constant"] = Field(
-        default="cosine", description="after the warm-up; wsd: constant, then decay_fraction down"
-    )
-    final_lr_ratio: float = Field(
-        default=0.1, ge=0, le=1, strict=False, description="last lr as a share of the peak"
-    )
-    decay_fraction: float = Field(
-        default=0.1, gt=0, le=1, strict=False, description="of all steps, at the end (wsd)"
-    )
-    betas: Annotated[tuple[Beta, Beta], Field(strict=False)] = Field(
-        default=(0.9, 0.999), description="of AdamW's two moments"
-    )
-    eps: PositiveFloat = Field(default=1e-8, description="AdamW's ε")
-    weight_decay: NonNegativeFloat = Field(
-        default=0.0, description="of matrices, not of gains and biases"
-    )
-    grad_clip: PositiveFloat = Field(default=1.0, description="global norm")
-    z_loss: NonNegativeFloat = Field(
-        default=0.0, description="weight of (log Σ exp logits)² in the training loss"
-    )
-    max_skipped: PositiveInt = Field(default=20, description="non-finite steps in a row allowed")
 
 
 class EngineConfig(Strict):

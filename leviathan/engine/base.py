@@ -13,6 +13,7 @@ from torch import Tensor
 from leviathan.checkpoint.handle import SaveHandle
 from leviathan.data.stream import Batch
 from leviathan.model.transformer import TokenScores
+from leviathan.optim import GuardedAdamW
 from leviathan.parallel.mesh import Mesh
 from leviathan.parallel.tensor import Layout, NamedTensors
 
@@ -25,6 +26,7 @@ class StepStats:
     grad_norm: float  # global L2 norm before clipping
     tokens: int  # valid target tokens of the global batch
     skipped: bool  # True: loss or gradients were not finite; weights and moments are as before
+    clip_norms: tuple[float, ...] = ()  # what `GuardedAdamW.clip` takes; grad_norm² is Σ norm²
 
 
 @dataclass(frozen=True)
@@ -75,38 +77,45 @@ def global_targets(microbatches: Sequence[Batch], mesh: Mesh) -> int:
 def step_stats(nll: Tensor, squares: Tensor, tokens: int, mesh: Mesh) -> StepStats:
     """What a step was, before its update is made or left out. Collective.
 
-    The squared norm is at once the finite check: no other reduction is needed for it. Both values
+    The squared norms are at once the finite check: no other reduction is needed for it. All values
     are read at once, the only time in a step that the device is waited for: whether there is an
     update at all hangs on them, in DeepSpeed on the CPU.
 
     Args:
         nll: this rank's sum over targets, float64.
-        squares: this rank's summand of the squared global norm of the gradients, float64.
+        squares: this rank's summands of the squared gradient norms by clip index, float64 [n].
         tokens: valid targets of the global batch.
         mesh: the ranks.
     """
-    nll_sum, squares_sum = mesh.sum(*torch.stack([nll / mesh.tp, squares.to(nll.device)]).tolist())
-    finite = math.isfinite(nll_sum) and math.isfinite(squares_sum)
-    norm = math.sqrt(squares_sum) if math.isfinite(squares_sum) else math.inf
-    return StepStats(nll_sum / max(1, tokens), norm, tokens, not finite)
+    local = torch.cat([(nll / mesh.tp).view(1), squares.to(nll.device)])
+    nll_sum, *sums = mesh.sum(*local.tolist())
+    finite = all(map(math.isfinite, (nll_sum, *sums)))
+    norms = tuple(math.sqrt(total) if math.isfinite(total) else math.inf for total in sums)
+    return StepStats(nll_sum / max(1, tokens), math.hypot(*norms), tokens, not finite, norms)
 
 
-def squared_norm(gradients: NamedTensors, layout: Layout, device: torch.device) -> Tensor:
-    """Σ g² of all, in fp32 within a tensor and fp64 over them; not finite if one of them is not.
+def squared_norms(
+    gradients: NamedTensors, layout: Layout, adamw: GuardedAdamW, device: torch.device
+) -> Tensor:
+    """Σ g² by clip index `[n]`, in fp32 within a tensor and fp64 over them.
 
-    Summed over tensor-parallel ranks, it counts each element of the whole parameters once. It is
-    left on the device.
+    Not finite if one gradient is not. Summed over tensor-parallel ranks, each element of the whole
+    parameters counts once. The result is left on the device.
     """
+    count = adamw.clip_count
     if not gradients:
-        return torch.zeros((), dtype=torch.float64, device=device)
+        return torch.zeros(count, dtype=torch.float64, device=device)
     norms = [torch.linalg.vector_norm(g, dtype=torch.float32) for _, g in gradients]
-    weights = _on_device(
-        tuple(layout.weight(name) for name, _ in gradients), gradients[0][1].device
+    places = [(adamw.clip_index[name], layout.weight(name)) for name, _ in gradients]
+    weights = tuple(
+        tuple(weight if place == index else 0.0 for place, weight in places)
+        for index in range(count)
     )
-    return torch.stack(norms).double().square() @ weights
+    squares = torch.stack(norms).double().square()
+    return _on_device(weights, gradients[0][1].device) @ squares
 
 
 @cache
-def _on_device(values: tuple[float, ...], device: torch.device) -> Tensor:
+def _on_device(values: tuple[tuple[float, ...], ...], device: torch.device) -> Tensor:
     """The same in every step: copied there once, as a copy waits for the device."""
     return torch.tensor(values, dtype=torch.float64, device=device)

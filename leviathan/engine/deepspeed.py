@@ -16,7 +16,7 @@ from leviathan.config.plan import RunPlan
 from leviathan.config.schema import DeepSpeedConfig
 from leviathan.data.stream import Batch
 from leviathan.engine import zero
-from leviathan.engine.base import ParamState, StepStats, global_targets, squared_norm, step_stats
+from leviathan.engine.base import ParamState, StepStats, global_targets, squared_norms, step_stats
 from leviathan.engine.blocks import prepare_blocks
 from leviathan.engine.deepspeed_json import deepspeed_json
 from leviathan.engine.shards import ShardedState
@@ -71,7 +71,7 @@ class DeepSpeedEngine:
         config, engine = deepspeed_json(plan), plan.config.engine
         assert isinstance(engine, DeepSpeedConfig)
         deepspeed = _import_deepspeed(mesh.device)
-        self._mesh, self._clip = mesh, plan.config.optim.grad_clip
+        self._mesh = mesh
         self.optimizer_steps = 0
         model = model_factory()
         shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
@@ -114,8 +114,7 @@ class DeepSpeedEngine:
         mesh = self._mesh
         tokens = global_targets(microbatches, mesh)
         scale = mesh.dp / max(1, tokens)
-        for group in self._adamw.param_groups:
-            group["lr"] = lr
+        self._adamw.set_lr(lr)
         nll = torch.zeros((), dtype=torch.float64, device=mesh.device)
         self._ds.train()
         for number, batch in enumerate(microbatches, start=1):
@@ -126,21 +125,21 @@ class DeepSpeedEngine:
             self._ds.backward(loss_sum * scale, scale_wrt_gas=False)
         stats = step_stats(nll, self._gradient_squares(), tokens, mesh)
         self._adamw.veto = stats.skipped
-        self._adamw.clip(stats.grad_norm, self._clip)
+        self._adamw.clip(stats.clip_norms)
         self._ds.step()
         self._adamw.veto = False
         self.optimizer_steps += not stats.skipped
         return stats
 
     def _gradient_squares(self) -> torch.Tensor:
-        """This rank's summand of the squared global norm of the gradients, which it settles.
+        """This rank's summands of the squared gradient norms by clip index; settles the gradients.
 
         DeepSpeed looks for infinities in some stages and precisions only, so this serves as the
         finite check of all.
         """
         gradients, replicated = zero.reduced_gradients(self._ds.module, self._wrapped, self._shards)
         self._layout.settle(gradients)
-        squares = squared_norm(gradients, self._layout, self._mesh.device)
+        squares = squared_norms(gradients, self._layout, self._adamw, self._mesh.device)
         return squares / self._mesh.dp if replicated else squares
 
     @torch.no_grad()

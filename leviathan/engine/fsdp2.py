@@ -14,7 +14,7 @@ from leviathan.checkpoint.handle import SaveHandle
 from leviathan.config.plan import RunPlan
 from leviathan.config.schema import Fsdp2Config
 from leviathan.data.stream import Batch
-from leviathan.engine.base import ParamState, StepStats, global_targets, squared_norm, step_stats
+from leviathan.engine.base import ParamState, StepStats, global_targets, squared_norms, step_stats
 from leviathan.engine.blocks import prepare_blocks
 from leviathan.engine.shards import Shard, ShardedState
 from leviathan.errors import ConfigError
@@ -40,7 +40,6 @@ class Fsdp2Engine:
                 "ranks that were started: each replica is cut over equally many"
             )
         self._mesh, self._replicas = mesh, engine.replicas
-        self._clip = plan.config.optim.grad_clip
         self.optimizer_steps = 0
         model = model_factory()
         shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
@@ -97,10 +96,10 @@ class Fsdp2Engine:
             (loss_sum * scale).backward()
         gradients = self._take_gradients()
         self._layout.settle(gradients)
-        squares = squared_norm(gradients, self._layout, mesh.device) / self._replicas
-        stats = step_stats(nll, squares, tokens, mesh)
+        squares = squared_norms(gradients, self._layout, self._adamw, mesh.device)
+        stats = step_stats(nll, squares / self._replicas, tokens, mesh)
         if not stats.skipped:
-            self._update(stats.grad_norm, lr)
+            self._update(stats.clip_norms, lr)
         for master in self._masters.values():
             master.grad = None
         return stats
@@ -113,10 +112,9 @@ class Fsdp2Engine:
             rows.grad = None
         return [(name, p.grad) for name, p in self._masters.items() if p.grad is not None]
 
-    def _update(self, norm: float, lr: float) -> None:
-        self._adamw.clip(norm, self._clip)
-        for group in self._adamw.param_groups:
-            group["lr"] = lr
+    def _update(self, norms: Sequence[float], lr: float) -> None:
+        self._adamw.clip(norms)
+        self._adamw.set_lr(lr)
         self._adamw.step()
         self.optimizer_steps += 1
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from leviathan.checkpoint.load import read_model, read_tokenizer, whole_checkpoint
-from leviathan.config.schema import ModelConfig, RunConfig
+from leviathan.config.schema import ModelConfig, OptimConfig, RunConfig
 from leviathan.console import say
 from leviathan.data.tokenizer import END_OF_TEXT, Tokenizer
 from leviathan.errors import CheckpointError, ConfigError
@@ -268,6 +268,7 @@ def run_facts(
         "Sequences a step": run.train.global_batch_size,
         "Context in tokens": run.model.seq_len,
         "Optimizer": f"AdamW, β {run.optim.betas}, weight decay {run.optim.weight_decay:g}",
+        "Parameter groups": _own_groups(run.optim),
         "Learning rate": f"{run.optim.lr:g} peak, {run.optim.schedule}",
         "Precision": run.engine.precision,
         "Seed": str(run.seed),
@@ -279,6 +280,12 @@ def run_facts(
         facts["Validation loss, nats per token"] = values.get("nats_per_token")
         facts["Validation perplexity"] = values.get("perplexity")
     return {key: value for key, value in facts.items() if value is not None}
+
+
+def _own_groups(optim: OptimConfig) -> str | None:
+    """The parameter groups with settings of their own, or None."""
+    groups = [group.model_dump(mode="json", exclude_none=True) for group in optim.groups]
+    return json.dumps(groups) if groups else None
 
 
 # ---------------------------------------------------------------- verification

@@ -1,6 +1,6 @@
 """The output head: vocabulary logits, and the cross-entropy that never holds all of them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from leviathan.config.optim import Role
 from leviathan.config.schema import ModelConfig
 from leviathan.model.shards import ALONE, Peers, Plan, Shard
 
@@ -74,6 +75,10 @@ class LMHead(nn.Module):
         if output == "loss":
             return scores.nll.sum()
         return TokenScores(*(x.view_as(targets) for x in scores))
+
+    def param_roles(self) -> Mapping[str, Role]:
+        """A tied head has no parameter of its own: the weight's role is the embedding's."""
+        return {} if self.tied else {"weight": "head"}
 
     def tp_plan(self) -> Plan:
         """Each rank has some of the ids."""

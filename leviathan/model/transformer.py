@@ -3,13 +3,14 @@
 Parameter names are those of Hugging Face's Llama, so that export renames nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from leviathan.config.optim import Role
 from leviathan.config.schema import ModelConfig
 from leviathan.model.embedding import build_embedding
 from leviathan.model.head import IGNORE, LMHead, Output, TokenScores
@@ -62,6 +63,10 @@ class Attention(nn.Module):
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.grouped)
         return self.tp.total(self.o_proj(mixed.transpose(1, 2).flatten(-2)))
 
+    def param_roles(self) -> Mapping[str, Role]:
+        """The role of each of the module's own parameters."""
+        return {f"{name}_proj.weight": "matrix" for name in "qkvo"}
+
     def tp_plan(self) -> Plan:
         """Each rank has some of the heads."""
         columns = {f"{name}_proj.weight": Shard(0) for name in "qkv"}
@@ -82,6 +87,10 @@ class MLP(nn.Module):
         """`[B, T, D] → [B, T, D]`."""
         x = self.tp.enter(x)
         return self.tp.total(self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x)))
+
+    def param_roles(self) -> Mapping[str, Role]:
+        """The role of each of the module's own parameters."""
+        return {f"{name}_proj.weight": "matrix" for name in ("gate", "up", "down")}
 
     def tp_plan(self) -> Plan:
         """Each rank has some of the hidden units."""
@@ -104,6 +113,10 @@ class Block(nn.Module):
         x = x + self.self_attn(self.input_layernorm(x), cos, sin)
         return x + self.mlp(self.post_attention_layernorm(x))
 
+    def param_roles(self) -> Mapping[str, Role]:
+        """The roles of the norms' gains."""
+        return {"input_layernorm.weight": "gain", "post_attention_layernorm.weight": "gain"}
+
 
 class Decoder(nn.Module):
     """Token ids to final hidden states."""
@@ -124,6 +137,10 @@ class Decoder(nn.Module):
         for layer in self.layers:
             x = layer(x, cos, sin)
         return self.norm(x)
+
+    def param_roles(self) -> Mapping[str, Role]:
+        """The role of the final norm's gain."""
+        return {"norm.weight": "gain"}
 
 
 class CausalLM(nn.Module):

@@ -19,7 +19,7 @@ from leviathan.model.footprint import Device, layout_of
 from leviathan.model.memory import memory
 from leviathan.model.scale import USABLE, Hardware, estimate
 from leviathan.preflight.report import Report, duration, size
-from leviathan.train.run_dir import LOCK, first_start, resumed_start
+from leviathan.train.run_dir import LOCK, first_start, model_groups, resumed_start
 from leviathan.train.saving import BYTES_PER_PARAMETER, SMALL_FILES
 
 TIGHT = 0.8  # of the memory: beyond, fragmentation may be too much
@@ -80,6 +80,11 @@ def check_model(report: Report, config: RunConfig) -> None:
             ("d_model / n_heads", model.d_model // model.n_heads, 8),
         )
         if value % tile
+    ]
+    odd += [
+        f"optim.groups: no parameter of this model has the role of {row['selector']}"
+        for row in model_groups(config)
+        if not row["tensors"]
     ]
     report.say("model", "amber" if odd else "green", "; ".join([why, *odd]))
 

@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
+import torch
+
 from leviathan import __version__
 from leviathan.checkpoint.layout import read_state, step_of, tidy
 from leviathan.checkpoint.load import newest_whole, read_run_config
@@ -23,6 +25,8 @@ from leviathan.data.files import write_atomic
 from leviathan.data.format import DatasetInfo
 from leviathan.errors import CheckpointError, ConfigError
 from leviathan.model.accounting import account
+from leviathan.model.transformer import CausalLM
+from leviathan.optim import describe_groups
 from leviathan.parallel.launch_env import machine_name
 from leviathan.parallel.mesh import Mesh
 from leviathan.train.log_file import METRICS, writing
@@ -203,6 +207,7 @@ def describe(config: RunConfig, info: DatasetInfo, mesh: Mesh, start: Start) -> 
         "machine": machine_name(),
         "date": datetime.now(UTC).date().isoformat(),
         "parameters": asdict(account(config.model)),
+        "param_groups": model_groups(config),
         "data_fingerprint": info.fingerprint,
     }
     with mesh.together():
@@ -212,6 +217,16 @@ def describe(config: RunConfig, info: DatasetInfo, mesh: Mesh, start: Start) -> 
                 write_atomic(config.run_dir / CONFIG, dump_config(config).encode())
                 write_json(config.run_dir / RUN, described)
     return described
+
+
+def model_groups(config: RunConfig) -> list[dict[str, Any]]:
+    """The resolved parameter groups of a run; see `describe_groups`.
+
+    Raises:
+        ConfigError: a name pattern of `optim.groups` matches no parameter.
+    """
+    with torch.device("meta"):
+        return describe_groups(CausalLM(config.model), config.optim)
 
 
 def code_version() -> str:

@@ -6,6 +6,7 @@ import os
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import torch
@@ -24,6 +25,15 @@ STEPS, ROWS, MICRO, SEQ = 4, 6, 2, 16  # 6 rows on 2 ranks in micro-batches of 2
 TIED = {"kind": "tied"}
 ALBERT = {"kind": "albert", "width": 4}
 LEVIATHAN = {"kind": "leviathan", "d_seed": 8, "heads": 2, "knots": 4, "rank": 4}
+
+# Every setting of a group once; the first that matches a parameter applies.
+GROUPS = [
+    {"role": "spline", "lr_scale": 0.5, "weight_decay": 0.2},
+    {"role": "gain", "weight_decay": 0.3, "clip": 0.02},
+    {"name": "model.layers.0.*", "betas": [0.8, 0.99], "clip": 0.1},
+    {"name": "model.layers.*", "lr_scale": 0},
+    {"role": "head", "lr_scale": 2},
+]
 
 ENGINES = {f"ZeRO-{stage}": {"kind": "deepspeed", "zero_stage": stage} for stage in (0, 1, 2, 3)}
 ENGINES["FSDP2"] = {"kind": "fsdp2"}
@@ -102,30 +112,64 @@ def bare_loop(run, steps=STEPS):
     return DONE[key]
 
 
+# Roles by the last part of a name, written by hand. Norms' gains and all biases do not decay.
+ROLES = {
+    "gain": ("norm.weight", "layernorm.weight", "norm_weight"),
+    "bias": ("latent_bias", "norm_bias"),
+    "spline": ("spline_delta",),
+    "head": ("lm_head.weight",),
+}
+
+
+def role_of(name):
+    return next((role for role, ends in ROLES.items() if name.endswith(ends)), None)
+
+
 def _bare_loop(run, steps):
     model = new_model(run)
     optimizer = torch.optim.AdamW(
-        [
-            {"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": 0.1},
-            {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
-        ],
-        betas=run.optim.betas,
-        eps=run.optim.eps,
+        [_settings(name, p, run.optim) for name, p in model.named_parameters()], eps=run.optim.eps
     )
     done = Trained([], [], {})
     for step in range(steps):
         inputs, targets = rows_of(step)
         for group in optimizer.param_groups:
-            group["lr"] = lr_at(run.optim, run.train.steps, step)
+            group["lr"] = lr_at(run.optim, run.train.steps, step) * group["lr_scale"]
         loss = model(inputs, targets) / (targets != IGNORE).sum()
         loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), run.optim.grad_clip)
-        done.norms.append(float(norm))
+        gradients = [p.grad for p in model.parameters()]
+        done.norms.append(float(torch.nn.utils.get_total_norm(gradients)))
         done.losses.append(loss.item())
+        together = {}
+        for group in optimizer.param_groups:
+            together.setdefault(group["clipped_with"], []).extend(group["params"])
+        for (highest, _), parameters in together.items():
+            torch.nn.utils.clip_grad_norm_(parameters, highest)
         optimizer.step()
         optimizer.zero_grad()
     done.weights = {name: p.detach() for name, p in model.named_parameters()}
     return done
+
+
+def _settings(name, parameter, optim):
+    """One parameter's own group of the bare loop."""
+    settings = {
+        "params": [parameter],
+        "lr_scale": 1.0,
+        "weight_decay": 0.0 if role_of(name) in ("gain", "bias") else optim.weight_decay,
+        "betas": optim.betas,
+        "clipped_with": (optim.grad_clip, None),
+    }
+    for number, group in enumerate(optim.groups):
+        if fnmatchcase(name, group.name) if group.name else role_of(name) == group.role:
+            settings["lr_scale"] = group.lr_scale
+            settings["betas"] = group.betas or optim.betas
+            if group.weight_decay is not None:
+                settings["weight_decay"] = group.weight_decay
+            if group.clip is not None:
+                settings["clipped_with"] = (group.clip, number)
+            break
+    return settings
 
 
 def build(run, mesh):
@@ -153,7 +197,9 @@ def save(engine, folder, mesh):
     """A checkpoint without what the training loop adds."""
     if mesh.rank == 0:
         folder.mkdir()
-        (folder / "state.json").write_text(json.dumps({"optimizer_steps": engine.optimizer_steps}))
+        updates = engine.optimizer_steps
+        state = {"step": updates, "optimizer_steps": updates}
+        (folder / "state.json").write_text(json.dumps(state))
     mesh.any(False)
     engine.save(folder).wait()
     mesh.any(False)

@@ -6,6 +6,7 @@ import pytest
 from engine_cases import (
     ALBERT,
     ENGINES,
+    GROUPS,
     LEVIATHAN,
     TIED,
     build,
@@ -13,7 +14,13 @@ from engine_cases import (
     on_each_rank,
     whole_state,
 )
-from engine_checks import BF16, check_equals_bare_loop, check_nears_bare_loop, check_skips
+from engine_checks import (
+    BF16,
+    check_equals_bare_loop,
+    check_nears_bare_loop,
+    check_resumes_in_place,
+    check_skips,
+)
 from ranks import run_ranks
 
 from leviathan.errors import ConfigError
@@ -39,6 +46,15 @@ def check_variants(tmp_path, mesh):
         {"kind": "deepspeed", "zero_stage": 3, "offload_optimizer": True},
     ):
         check_equals_bare_loop(config(tmp_path, LEVIATHAN, engine), mesh)
+
+
+def check_groups(tmp_path, mesh):
+    """Rates, decay, betas and clipping by parameter group."""
+    engines = [*ENGINES.values(), {"kind": "deepspeed", "zero_stage": 2, "offload_optimizer": True}]
+    for engine in engines:
+        run = config(tmp_path, LEVIATHAN, engine, groups=GROUPS)
+        check_equals_bare_loop(run, mesh)
+        check_resumes_in_place(run, mesh)
 
 
 def check_compiled(tmp_path, mesh):
@@ -84,8 +100,8 @@ def check_bf16(tmp_path, mesh):
 
 
 def test_every_engine_equals_one_process(tmp_path):
-    checks = [check_parity, check_variants, check_step_zero, check_skipping, check_refused]
-    run_ranks(on_each_rank, 2, str(tmp_path), *checks, check_bf16, timeout=500)
+    checks = [check_parity, check_variants, check_groups, check_step_zero, check_skipping]
+    run_ranks(on_each_rank, 2, str(tmp_path), *checks, check_refused, check_bf16, timeout=500)
 
 
 def test_one_rank_is_enough(tmp_path):

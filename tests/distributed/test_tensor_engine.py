@@ -7,6 +7,7 @@ import pytest
 from engine_cases import (
     ALBERT,
     ENGINES,
+    GROUPS,
     LEVIATHAN,
     TIED,
     advance,
@@ -61,6 +62,9 @@ def check_variants(tmp_path, mesh):
         {"zero_stage": 3, "offload_optimizer": True},
     ):
         run = config(tmp_path, MODES["ids"], engine, mesh.tp, z_loss=0.01)
+        check_equals_bare_loop(run, mesh)
+    for engine in IN_SHORT:
+        run = config(tmp_path, MODES["heads"], engine, mesh.tp, groups=GROUPS)
         check_equals_bare_loop(run, mesh)
 
 

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from leviathan.config.embedding import AlbertConfig
+from leviathan.config.optim import Role
 from leviathan.config.schema import ModelConfig
 from leviathan.model.embedding.base import InputEmbedding, Normal
 
@@ -34,6 +35,10 @@ class AlbertEmbedding(InputEmbedding):
     def initial(self, config: ModelConfig) -> Mapping[str, Normal]:
         """The backbone's std; `calibrate` then sets the scale of the output."""
         return {"table": Normal(config.init_std), "projection": Normal(config.init_std)}
+
+    def param_roles(self) -> Mapping[str, Role]:
+        """See `InputEmbedding`."""
+        return {"table": "table", "projection": "matrix"}
 
     def rows(self, ids: Tensor) -> Tensor:
         """`[N] → [N, D]`."""

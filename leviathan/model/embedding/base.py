@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from leviathan.config.optim import Role
 from leviathan.config.schema import ModelConfig
 from leviathan.model.shards import ALONE, Plan
 
@@ -54,6 +55,10 @@ class InputEmbedding(nn.Module, ABC):
     @abstractmethod
     def initial(self, config: ModelConfig) -> Mapping[str, Normal]:
         """How each of the module's own parameters is drawn, by its local name."""
+
+    @abstractmethod
+    def param_roles(self) -> Mapping[str, Role]:
+        """The role of each of the module's own parameters, by its local name."""
 
     @torch.no_grad()
     def calibrate(self, config: ModelConfig) -> None:

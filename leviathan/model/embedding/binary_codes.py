@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from leviathan.config.embedding import BinaryCodesConfig
+from leviathan.config.optim import Role
 from leviathan.config.schema import ModelConfig
 from leviathan.model.embedding.base import InputEmbedding, Normal
 
@@ -35,6 +36,10 @@ class BinaryCodesEmbedding(InputEmbedding):
 
     def initial(self, config: ModelConfig) -> Mapping[str, Normal]:
         """Nothing to draw."""
+        return {}
+
+    def param_roles(self) -> Mapping[str, Role]:
+        """See `InputEmbedding`."""
         return {}
 
     def rows(self, ids: Tensor) -> Tensor:

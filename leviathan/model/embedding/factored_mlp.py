@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from leviathan.config.embedding import FactoredMLPConfig, lev_base
+from leviathan.config.optim import Role
 from leviathan.config.schema import ModelConfig
 from leviathan.model.embedding.base import Normal
 from leviathan.model.embedding.mlp import SeedMLPEmbedding
@@ -30,6 +31,10 @@ class FactoredMLPEmbedding(SeedMLPEmbedding):
     def initial(self, config: ModelConfig) -> Mapping[str, Normal]:
         """As the MLP has it."""
         return {**super().initial(config), "codebooks": Normal(len(self.codebooks) ** -0.5)}
+
+    def param_roles(self) -> Mapping[str, Role]:
+        """See `InputEmbedding`."""
+        return {**super().param_roles(), "codebooks": "codebook"}
 
     def seeds(self, ids: Tensor) -> Tensor:
         """Σ_r C_r[i_r], `[N] → [N, d]`."""

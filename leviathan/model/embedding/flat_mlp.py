@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from leviathan.config.embedding import FlatMLPConfig
+from leviathan.config.optim import Role
 from leviathan.config.schema import ModelConfig
 from leviathan.model.embedding.base import Normal
 from leviathan.model.embedding.mlp import SeedMLPEmbedding
@@ -30,6 +31,10 @@ class FlatMLPEmbedding(SeedMLPEmbedding):
     def initial(self, config: ModelConfig) -> Mapping[str, Normal]:
         """As the MLP has it."""
         return {**super().initial(config), "table": Normal(1.0)}
+
+    def param_roles(self) -> Mapping[str, Role]:
+        """See `InputEmbedding`."""
+        return {**super().param_roles(), "table": "table"}
 
     def seeds(self, ids: Tensor) -> Tensor:
         """Look-up `[N] → [N, e]`."""

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from leviathan.config.optim import Role
 from leviathan.config.schema import LeviathanConfig, ModelConfig, lev_base
 from leviathan.model.embedding.base import InputEmbedding, Normal
 from leviathan.model.kernels.lev import Parameters, lev_rows
@@ -61,6 +62,18 @@ class LeviathanEmbedding(InputEmbedding):
             "norm_bias": Normal(),
             "spline_delta": Normal(_lev(config).spline_init_std),
             "out_weight": Normal(0.02 / math.sqrt(_lev(config).heads)),
+        }
+
+    def param_roles(self) -> Mapping[str, Role]:
+        """See `InputEmbedding`."""
+        return {
+            "codebooks": "codebook",
+            "latent_weight": "matrix",
+            "latent_bias": "bias",
+            "norm_weight": "gain",
+            "norm_bias": "bias",
+            "spline_delta": "spline",
+            "out_weight": "matrix",
         }
 
     def rows(self, ids: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from leviathan.config.embedding import LeviathanV1Config, lev_base
+from leviathan.config.optim import Role
 from leviathan.config.schema import ModelConfig
 from leviathan.model.embedding.base import InputEmbedding, Normal
 from leviathan.model.kernels.lev import LAYER_NORM_EPS, Parameters, digits_of, lev_rows
@@ -60,6 +61,19 @@ class LeviathanV1Embedding(InputEmbedding):
             "spline_delta": Normal(_v1(config).spline_init_std),
             "out_weight": Normal(0.02 / math.sqrt(_v1(config).modes)),
             "residual_weight": Normal(0.02),
+        }
+
+    def param_roles(self) -> Mapping[str, Role]:
+        """See `InputEmbedding`."""
+        return {
+            "codebooks": "codebook",
+            "latent_weight": "matrix",
+            "latent_bias": "bias",
+            "norm_weight": "gain",
+            "norm_bias": "bias",
+            "spline_delta": "spline",
+            "out_weight": "matrix",
+            "residual_weight": "matrix",
         }
 
     def rows(self, ids: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from leviathan.config.optim import Role
 from leviathan.config.schema import ModelConfig
 from leviathan.model.embedding.base import InputEmbedding, Normal
 
@@ -40,6 +41,10 @@ class SeedMLPEmbedding(InputEmbedding):
             "hidden_bias": Normal(),
             "out_weight": Normal(config.init_std),
         }
+
+    def param_roles(self) -> Mapping[str, Role]:
+        """See `InputEmbedding`."""
+        return {"hidden_weight": "matrix", "hidden_bias": "bias", "out_weight": "matrix"}
 
     def rows(self, ids: Tensor) -> Tensor:
         """`[N] → [N, D]`."""

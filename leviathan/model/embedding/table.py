@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from leviathan.config.optim import Role
 from leviathan.config.schema import ModelConfig
 from leviathan.model.embedding.base import InputEmbedding, Normal
 from leviathan.model.shards import Plan, Shard
@@ -26,6 +27,10 @@ class UntiedEmbedding(InputEmbedding):
     def initial(self, config: ModelConfig) -> Mapping[str, Normal]:
         """The backbone's std."""
         return {"weight": Normal(config.init_std)}
+
+    def param_roles(self) -> Mapping[str, Role]:
+        """See `InputEmbedding`."""
+        return {"weight": "table"}
 
     def rows(self, ids: Tensor) -> Tensor:
         """Look-up `[N] → [N, D]`."""

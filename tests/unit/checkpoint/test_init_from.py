@@ -6,10 +6,11 @@ import shutil
 import pytest
 import torch
 
-from leviathan.checkpoint.boxes import Slice, save_slices
+from leviathan.checkpoint.boxes import save_slices
 from leviathan.checkpoint.handle import SaveHandle
 from leviathan.checkpoint.init_from import check_init_from
 from leviathan.checkpoint.layout import step_dir
+from leviathan.checkpoint.load import weight_slices
 from leviathan.checkpoint.save import save_checkpoint
 from leviathan.config.schema import RunConfig
 from leviathan.data.tokenizer import Tokenizer, load_tokenizer
@@ -49,13 +50,9 @@ def save(mesh):
     def written(config):
         model = CausalLM(config.model)
         init_weights(model, config.model, seed=3)
-        slices = [
-            Slice(f"model.{name}", tuple(p.shape), 0, p.detach().view(-1))
-            for name, p in model.named_parameters()
-        ]
 
         def tensors(folder):
-            return SaveHandle(lambda: save_slices(slices, folder), background=False)
+            return SaveHandle(lambda: save_slices(weight_slices(model), folder), False)
 
         save_checkpoint(config, mesh, {"step": 3}, tensors).wait()
         return model

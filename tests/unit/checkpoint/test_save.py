@@ -12,7 +12,7 @@ import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
-from leviathan.checkpoint.boxes import Slice, save_slices
+from leviathan.checkpoint.boxes import save_slices
 from leviathan.checkpoint.describe import checkpoints_table, list_checkpoints
 from leviathan.checkpoint.handle import SaveHandle
 from leviathan.checkpoint.layout import (
@@ -24,7 +24,7 @@ from leviathan.checkpoint.layout import (
     step_of,
     tidy,
 )
-from leviathan.checkpoint.load import load_model, newest_whole, verify_checkpoint
+from leviathan.checkpoint.load import load_model, newest_whole, verify_checkpoint, weight_slices
 from leviathan.checkpoint.manifest import fingerprint, verify_manifest
 from leviathan.checkpoint.save import save_checkpoint, try_saving
 from leviathan.config.schema import CheckpointConfig, RunConfig
@@ -55,11 +55,7 @@ def config(tmp_path):
 def save(config, mesh, step):
     model = CausalLM(config.model)
     init_weights(model, config.model, seed=step)
-    slices = [
-        Slice(f"model.{name}", tuple(p.shape), 0, p.detach().view(-1))
-        for name, p in model.named_parameters()
-    ]
-    save_checkpoint(config, mesh, {"step": step}, writing(slices)).wait()
+    save_checkpoint(config, mesh, {"step": step}, writing(weight_slices(model))).wait()
     return model
 
 

@@ -7,10 +7,13 @@ import pytest
 
 from leviathan.checkpoint.boxes import save_slices
 from leviathan.checkpoint.handle import SaveHandle
+from leviathan.checkpoint.load import weight_slices
 from leviathan.checkpoint.save import save_checkpoint
 from leviathan.config.schema import RunConfig
 from leviathan.data.format import DatasetInfo
 from leviathan.errors import CheckpointError, ConfigError, LeviathanError
+from leviathan.model.init import init_weights
+from leviathan.model.transformer import CausalLM
 from leviathan.train.run_dir import Start, describe, find_start, occupied
 
 
@@ -40,9 +43,13 @@ def begun(make, mesh, tiny_dataset):
 
     def begin(config):
         state = {"step": 3, "tokens": 300, "skipped": 1, "data_fingerprint": info.fingerprint}
-        save_checkpoint(
-            config, mesh, state, lambda at: SaveHandle(lambda: save_slices([], at), False)
-        ).wait()
+        model = CausalLM(config.model)
+        init_weights(model, config.model, config.seed)
+
+        def tensors(folder):
+            return SaveHandle(lambda: save_slices(weight_slices(model), folder), False)
+
+        save_checkpoint(config, mesh, state, tensors).wait()
         return info
 
     return begin

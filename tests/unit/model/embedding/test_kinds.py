@@ -1,14 +1,17 @@
 """What holds for every kind of input embedding, and each kind against a slow reading of it."""
 
 import math
+import re
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
+from leviathan.config.optim import OptimConfig
 from leviathan.model.embedding import KINDS, InputEmbedding
 from leviathan.model.transformer import CausalLM
+from leviathan.optim import resolve_groups
 
 GENERATED = ["albert", "flat_mlp", "factored_mlp", "leviathan", "leviathan_v1"]
 
@@ -196,3 +199,16 @@ def test_seeds_of_the_mlps_do_not_start_on_a_line(make_model):
         seeds = embedding.seeds(torch.arange(96))
         arguments = (seeds @ embedding.hidden_weight.T).detach()
         assert float(arguments.std()) == pytest.approx(1, abs=0.25)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gains_and_biases_do_not_decay_whatever_their_shape(make_model, kind):
+    """LEV's norms have gains and biases [h, d], which a rule by shape would decay."""
+    model = make_model(kind)
+    names = {name for name, _ in model.named_parameters()}
+    exempt = {n for n in names if re.search(r"norm(\.weight|_weight|_bias)$|_bias$", n)}
+    groups = resolve_groups(model, OptimConfig(weight_decay=0.1))
+    found = {group.weight_decay: set(group.roles) for group in groups}
+    assert found == {0.1: names - exempt, 0.0: exempt}
+    (alone,) = resolve_groups(model, OptimConfig())
+    assert set(alone.roles) == names

@@ -1,0 +1,81 @@
+"""The `optim` section: AdamW, its schedule and its parameter groups."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from leviathan.config.strict import Beta, NonNegativeFloat, PositiveFloat, PositiveInt, Strict
+
+# What a parameter is for; every module declares it in `param_roles()`.
+Role = Literal["table", "head", "matrix", "gain", "bias", "codebook", "spline"]
+NOT_DECAYED: tuple[Role, ...] = ("gain", "bias")
+
+Betas = Annotated[tuple[Beta, Beta], Field(strict=False)]
+
+
+class ParamGroupConfig(Strict):
+    """Settings of the parameters that have one role, or whose names match one pattern."""
+
+    role: Role | None = Field(default=None, description="role of the parameters in this group")
+    name: str | None = Field(
+        default=None,
+        min_length=1,
+        description="glob pattern of parameter names, such as model.embed_tokens.*; not with role",
+    )
+    lr_scale: NonNegativeFloat = Field(
+        default=1.0, description="factor of the learning rate; 0 freezes the parameters"
+    )
+    weight_decay: NonNegativeFloat | None = Field(
+        default=None,
+        description="weight decay; null takes optim.weight_decay, and 0 for gains and biases",
+    )
+    betas: Betas | None = Field(
+        default=None, description="AdamW's β₁ and β₂; null takes optim.betas"
+    )
+    clip: PositiveFloat | None = Field(
+        default=None,
+        description="maximum norm of this group's gradients, clipped apart from the others; null "
+        "clips them together under optim.grad_clip",
+    )
+
+    @model_validator(mode="after")
+    def _one_selector(self) -> "ParamGroupConfig":
+        if (self.role is None) == (self.name is None):
+            raise ValueError("give either role or name")
+        return self
+
+    @property
+    def selector(self) -> str:
+        """`role=spline` or `name=model.embed_tokens.*`."""
+        return f"role={self.role}" if self.role is not None else f"name={self.name}"
+
+
+class OptimConfig(Strict):
+    """AdamW and its schedule; the defaults are the recipe of the controlled comparison."""
+
+    lr: PositiveFloat = Field(default=1e-3, description="peak learning rate")
+    warmup_steps: int = Field(default=0, ge=0, description="in which lr rises linearly from 0")
+    schedule: Literal["cosine", "wsd", "constant"] = Field(
+        default="cosine", description="after the warm-up; wsd: constant, then decay_fraction down"
+    )
+    final_lr_ratio: float = Field(
+        default=0.1, ge=0, le=1, strict=False, description="last lr as a share of the peak"
+    )
+    decay_fraction: float = Field(
+        default=0.1, gt=0, le=1, strict=False, description="of all steps, at the end (wsd)"
+    )
+    betas: Betas = Field(default=(0.9, 0.999), description="of AdamW's two moments")
+    eps: PositiveFloat = Field(default=1e-8, description="AdamW's ε")
+    weight_decay: NonNegativeFloat = Field(
+        default=0.0, description="weight decay of all parameters but gains and biases"
+    )
+    grad_clip: PositiveFloat = Field(default=1.0, description="global norm")
+    groups: list[ParamGroupConfig] = Field(
+        default_factory=list,
+        description="parameter groups with other settings; the first group that matches a "
+        "parameter applies (`leviathan params --groups` prints the result)",
+    )
+    z_loss: NonNegativeFloat = Field(
+        default=0.0, description="weight of (log Σ exp logits)² in the training loss"
+    )
+    max_skipped: PositiveInt = Field(default=20, description="non-finite steps in a row allowed")
