@@ -1,9 +1,11 @@
 """Reading checkpoints back: the newest whole one to resume from, or a model alone."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from leviathan.checkpoint.boxes import Slice, check_tensors, load_slices, stored_shapes
 from leviathan.checkpoint.layout import complete_checkpoints, read_state, resolve_checkpoint
@@ -148,11 +150,28 @@ def fill_model(model: CausalLM, directory: Path) -> None:
     """Sets the weights of a model on the CPU to a checkpoint's; nothing else of it is read.
 
     Raises:
-        CheckpointError: it is another model's.
+        CheckpointError: it is another model's, or a weight is not finite.
     """
     slices = weight_slices(model)
     check_tensors(directory, {piece.key: piece.shape for piece in slices}, WEIGHTS)
     load_slices(slices, directory, collective=False)
+    check_finite({piece.key: piece.flat for piece in slices}, str(directory))
+
+
+def check_finite(tensors: Mapping[str, Tensor], source: str) -> None:
+    """Refuses weights that hold NaN or infinities: no output of such a model means anything.
+
+    Raises:
+        CheckpointError: names the tensors.
+    """
+    counts = {name: int((~t.isfinite()).sum()) for name, t in tensors.items()}
+    wrong = [f"{name} ({n:,} of {tensors[name].numel():,})" for name, n in counts.items() if n]
+    if wrong:
+        more = f" and {len(wrong) - 3} more tensors" if len(wrong) > 3 else ""
+        raise CheckpointError(
+            f"{source}: weights are not finite: {', '.join(wrong[:3])}{more}. Use an earlier "
+            "checkpoint"
+        )
 
 
 def weight_slices(model: CausalLM) -> list[Slice]:

@@ -4,7 +4,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from leviathan.config.strict import Beta, NonNegativeFloat, PositiveFloat, PositiveInt, Strict
+from leviathan.config.strict import (
+    Beta,
+    Epsilon,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    Strict,
+)
 
 # What a parameter is for; every module declares it in `param_roles()`.
 Role = Literal["table", "head", "matrix", "gain", "bias", "codebook", "spline"]
@@ -65,7 +72,7 @@ class OptimConfig(Strict):
         default=0.1, gt=0, le=1, strict=False, description="of all steps, at the end (wsd)"
     )
     betas: Betas = Field(default=(0.9, 0.999), description="of AdamW's two moments")
-    eps: PositiveFloat = Field(default=1e-8, description="AdamW's ε")
+    eps: Epsilon = Field(default=1e-8, description="AdamW's ε")
     weight_decay: NonNegativeFloat = Field(
         default=0.0, description="weight decay of all parameters but gains and biases"
     )

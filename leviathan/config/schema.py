@@ -28,6 +28,7 @@ from leviathan.config.preparation import PrepConfig as PrepConfig
 from leviathan.config.preparation import SourceConfig as SourceConfig
 from leviathan.config.preparation import ValidationConfig as ValidationConfig
 from leviathan.config.strict import (
+    Epsilon,
     NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
@@ -67,7 +68,7 @@ class ModelConfig(Strict):
         description="rows of tables and output head; those beyond vocab_size are never predicted",
     )
     rope_theta: PositiveFloat = Field(default=10_000.0, description="base of RoPE's frequencies")
-    norm_eps: PositiveFloat = Field(default=1e-5, description="under RMSNorm's root")
+    norm_eps: Epsilon = Field(default=1e-5, description="under RMSNorm's root")
     init_std: PositiveFloat = Field(
         default=0.02,
         description="std of weights at step 0; residual outputs less by √(2 · n_layers)",

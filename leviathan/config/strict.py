@@ -3,7 +3,9 @@
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+SMALLEST_FLOAT32 = 2.0**-126  # the smallest normal number; devices may take lesser ones as 0
 
 
 class Strict(BaseModel):
@@ -24,6 +26,19 @@ def from_earlier(*names: str, compute: Any, default: str, description: str) -> A
 PositiveInt = Annotated[int, Field(gt=0)]
 PositiveFloat = Annotated[float, Field(gt=0, strict=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, strict=False)]
+
+
+def _nonzero_in_float32(value: float) -> float:
+    if value < SMALLEST_FLOAT32:
+        raise ValueError(
+            f"found {value:g}, expected at least {SMALLEST_FLOAT32:g}: in float32, in which it is "
+            "used, a smaller value is 0 and divides by zero"
+        )
+    return value
+
+
+# Under a root or a fraction.
+Epsilon = Annotated[float, Field(gt=0, strict=False), AfterValidator(_nonzero_in_float32)]
 Beta = Annotated[float, Field(ge=0, lt=1, strict=False)]
 
 

@@ -90,7 +90,8 @@ def token_counts(found: Described, data: Dataset, ranks: Ranks) -> np.ndarray:
     """
     info = data.info
     if data.format is None:
-        return ranks.each(lambda: read_counts(data.path / COUNTS_FILE, info.vocab_size))
+        total = info.split("train").ids
+        return ranks.each(lambda: read_counts(data.path / COUNTS_FILE, info.vocab_size, total))
     results = found.result_dir()
     kept = results and results.parent / f"token_counts-{info.fingerprint[:16]}.npy"
     if kept and ranks.agreed(kept.is_file):
@@ -115,11 +116,17 @@ def _count(data: Dataset, first: int, step: int) -> np.ndarray:
     return counts
 
 
-def read_counts(file: Path, vocab_size: int) -> np.ndarray:
+def read_counts(file: Path, vocab_size: int, total: int | None = None) -> np.ndarray:
     """Occurrences of every id in the training split, [V] int64.
 
+    Args:
+        file: an `.npy` file.
+        vocab_size: V.
+        total: number of tokens in the training split, where it is known.
+
     Raises:
-        DataError: the file is missing, damaged, or of another vocabulary.
+        DataError: the file is missing, corrupt, of another vocabulary, or holds values that are no
+            counts of that many tokens.
     """
     try:
         counts = np.load(file, allow_pickle=False)
@@ -129,6 +136,22 @@ def read_counts(file: Path, vocab_size: int) -> np.ndarray:
         raise DataError(
             f"{file}: expected {vocab_size:,} counts, one a token id, found shape {counts.shape}; "
             "prepare the data set again"
+        )
+    if not np.issubdtype(counts.dtype, np.integer):
+        raise DataError(
+            f"{file}: expected integer counts, found {counts.dtype}; prepare the dataset again"
+        )
+    if counts.min() < 0:
+        worst = int(counts.argmin())
+        raise DataError(
+            f"{file}: token id {worst} has the count {counts[worst]}, expected 0 or more; prepare "
+            "the dataset again"
+        )
+    counts = counts.astype(np.int64)
+    if total is not None and counts.sum() != total:
+        raise DataError(
+            f"{file}: the counts add up to {counts.sum():,}, but the training split has {total:,} "
+            "tokens; prepare the dataset again"
         )
     return counts
 

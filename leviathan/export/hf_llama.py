@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from leviathan.checkpoint.load import read_model, read_tokenizer, whole_checkpoint
+from leviathan.checkpoint.load import check_finite, read_model, read_tokenizer, whole_checkpoint
 from leviathan.config.schema import ModelConfig, OptimConfig, RunConfig
 from leviathan.console import say
 from leviathan.data.tokenizer import END_OF_TEXT, Tokenizer
@@ -143,12 +143,20 @@ def quiet_transformers() -> Any:
 
 
 def llama_state(model: CausalLM, config: ModelConfig, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Weights under Llama's names, the input table materialised, the padding rows cut."""
+    """Weights under Llama's names, the input table materialised, the padding rows cut.
+
+    Raises:
+        CheckpointError: a weight is not finite, or not in `dtype`.
+    """
     state = dict(materialised(model).state_dict())
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
         if name in state:
             state[name] = state[name][: config.vocab_size]
-    return {name: value.to("cpu", dtype).contiguous() for name, value in state.items()}
+    check_finite(state, "the model to export")
+    rounded = {name: value.to("cpu", dtype).contiguous() for name, value in state.items()}
+    if dtype == torch.float16:
+        check_finite(rounded, "the model to export, in fp16 (at most 65,504: choose bf16 or fp32)")
+    return rounded
 
 
 def write_weights(

@@ -1,5 +1,6 @@
 """Training: one loop that reads from top to bottom."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,7 @@ def train(config: RunConfig, profile: ProfileWish | None = None) -> None:
             check_fits(dataset.info, config.model, config.train.global_batch_size)
         start = find_start(config, dataset.info, mesh)
         if start.step >= config.train.steps:
+            _check_learned(config, start.step - start.skipped)
             say(f"{config.run_dir}: complete after {start.step:,} steps, nothing to do.")
             return
         profiler = Profiler(profile, config.run_dir, mesh, config.engine.compile)
@@ -131,6 +133,8 @@ def _run(
                     found = _task_scores(engine, config, mesh, done)
                 with mesh.together():
                     metrics.write(step=done, **found)
+            if done == steps:
+                _check_learned(config, engine.optimizer_steps)
             if stop or plan.is_due("checkpoint", done):
                 with metrics.apart(saving=True):
                     saving.begin(_state(info, metrics, done, start.run_id))
@@ -139,7 +143,28 @@ def _run(
     if done < steps:
         say(f"Told to stop: saved after step {done:,}; the same command goes on from there.")
     else:
-        say(f"{config.run_dir}: complete after {steps:,} steps.")
+        skipped = f", {metrics.skipped:,} of them skipped" if metrics.skipped else ""
+        say(f"{config.run_dir}: complete after {steps:,} steps{skipped}.")
+        if metrics.skipped_in_a_row:
+            say(
+                f"warning: the last {metrics.skipped_in_a_row:,} step(s) were skipped: their loss "
+                "or gradients were not finite",
+                style="yellow",
+            )
+
+
+def _check_learned(config: RunConfig, optimizer_steps: int) -> None:
+    """Fails a run that has reached its last step without a single update.
+
+    Raises:
+        LeviathanError: the weights are those of step 0.
+    """
+    if optimizer_steps == 0:
+        raise LeviathanError(
+            f"{config.run_dir}: all {config.train.steps:,} steps were skipped because loss or "
+            "gradients were not finite: the model has learned nothing. Lower optim.lr, lengthen "
+            "optim.warmup_steps, or look at the rows named above, and choose another run_dir"
+        )
 
 
 def _metrics(config: RunConfig, mesh: Mesh, start: Start, info: DatasetInfo) -> Metrics:
@@ -208,7 +233,10 @@ def _validation(
     engine: Engine, config: RunConfig, dataset: Dataset, mesh: Mesh, step: int
 ) -> dict[str, Any]:
     found = validate(engine, config, dataset, mesh)
-    say(f"step {step:,}: validation loss {found.loss:.4f}")
+    say(
+        f"step {step:,}: validation loss {found.loss:.4f}",
+        style=None if math.isfinite(found.loss) else "yellow",
+    )
     return {"val_loss": found.loss, "val_loss_by_subset": found.by_subset}
 
 

@@ -6,8 +6,8 @@ is its parent's times its sibling. Nothing is divided, so zeros are as exact as 
 
 Range: products of `2**level` factors are brought near 1 by powers of two, which round nothing, and
 the powers come back at the end, so nothing overflows or underflows where the result does not.
-Level 4 costs next to nothing and is safe for all but extreme factors, which are recognised; level
-2 is safe for any four factors whose product fp32 can hold.
+Level 4 costs next to nothing and is safe for all but extreme factors, which are recognized; for
+those every factor is brought near 1 by itself (level 0).
 """
 
 import math
@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-FAST_LEVEL, SAFE_LEVEL = 4, 2
+FAST_LEVEL = 4
 SMALLEST_EXPONENT = -126  # of normal fp32 numbers; float64 has more room and is held to the same
 
 
@@ -61,21 +61,19 @@ class ProductTree:
         """
         depth = len(self._levels)
         self._take(factors)
-        fast, safe = min(FAST_LEVEL, depth), min(SAFE_LEVEL, depth)
-        self._leap(fast)
-        magnitude = self._nodes[fast].abs()
+        level = min(FAST_LEVEL, depth)
+        self._leap(level)
+        magnitude = self._nodes[level].abs()
         low, high = (float(x) for x in magnitude.aminmax())
-        if low < _lowest(2**fast, bound):
-            fast = safe
-            self._climb(0, safe)
-            magnitude = self._nodes[safe].abs()
-            low = 0.0
+        if not low >= _lowest(2**level, bound):  # also where a factor is NaN
+            level, low = 0, 0.0
+            magnitude = factors.abs()
         # Nodes so near 1 that no product of them can leave the range need no scaling.
         calm = 2.0 ** (-SMALLEST_EXPONENT / len(magnitude))
-        self._scaled = None if 1 / calm <= low and high <= calm else fast
+        self._scaled = None if 1 / calm <= low and high <= calm else level
         if self._scaled is not None:
-            self._scale(fast, magnitude)
-        self._climb(fast, depth)
+            self._scale(level, magnitude)
+        self._climb(level, depth)
         product = self._nodes[-1][0]
         return product if self._scaled is None else _times_power(product, self._total)
 
@@ -161,6 +159,11 @@ def _lowest(count: int, bound: float) -> float:
 
 
 def _times_power(x: Tensor, exponent: Tensor) -> Tensor:
-    """x·2^exponent in two steps, as one power alone may be out of range."""
+    """x·2^exponent in two steps, as one power alone may be out of range.
+
+    Exponents beyond what any x needs are cut: an infinite power would make NaN of a zero.
+    """
+    most = 2.0 * (math.frexp(torch.finfo(x.dtype).max)[1] - 2)
+    exponent = exponent.clamp(-most, most)
     half = (exponent / 2).round_()
     return (x * torch.exp2(half)).mul_(torch.exp2(exponent - half))

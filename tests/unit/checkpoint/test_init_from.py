@@ -1,16 +1,18 @@
 """Whose weights a run may begin with: equal shapes do not make them the same function."""
 
 import json
+import math
 import shutil
 
 import pytest
 import torch
+from torch import nn
 
 from leviathan.checkpoint.boxes import save_slices
 from leviathan.checkpoint.handle import SaveHandle
 from leviathan.checkpoint.init_from import check_init_from
 from leviathan.checkpoint.layout import step_dir
-from leviathan.checkpoint.load import weight_slices
+from leviathan.checkpoint.load import load_model, weight_slices
 from leviathan.checkpoint.save import save_checkpoint
 from leviathan.config.schema import RunConfig
 from leviathan.data.tokenizer import Tokenizer, load_tokenizer
@@ -180,3 +182,24 @@ def test_another_split_pattern_is_warned_of(tiny_dataset, tmp_path, save):
     (warning,) = check_init_from(second(config), source)
     assert "more" in warning
     assert json.loads((source / "tokenizer.meta.json").read_text())["fingerprint"][:12] in warning
+
+
+def test_weights_that_are_not_finite_are_refused(tiny_dataset, tmp_path, save, mesh, monkeypatch):
+    config = run_config(tiny_dataset, tmp_path / "run")
+    monkeypatch.setattr(CausalLM, "named_parameters", _poisoned(CausalLM.named_parameters))
+    save(config)
+    monkeypatch.undo()
+    source = first_weights(second(config), mesh)
+    for read in (lambda: new_model(second(config), source), lambda: load_model(config.run_dir)):
+        with pytest.raises(
+            CheckpointError, match=r"not finite: model\.model\.norm\.weight \(16 of"
+        ):
+            read()
+
+
+def _poisoned(named_parameters):
+    def changed(model):
+        for name, p in named_parameters(model):
+            yield name, nn.Parameter(p * math.nan) if name == "model.norm.weight" else p
+
+    return changed

@@ -173,3 +173,10 @@ def test_another_sort_of_configuration_is_one_sentence():
     assert len(str(caught.value).splitlines()) == 1
     with pytest.raises(ConfigError, match="this is a preparation's configuration"):
         load_config("configs/data/quickstart.yaml", [], RunConfig)
+
+
+@pytest.mark.parametrize("key", ["optim.eps", "model.norm_eps"])
+def test_an_epsilon_that_is_zero_in_float32_is_refused(write, key):
+    (line,) = problems(write(GOOD), f"{key}=1e-50")
+    assert line.startswith(f"command line: {key}: found 1e-50, expected at least 1.17549e-38")
+    load_config(write(GOOD), [f"{key}=1.2e-38"], RunConfig)

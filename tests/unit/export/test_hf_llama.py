@@ -1,6 +1,7 @@
 """Export: what transformers makes of the folder is what the native model is."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -324,3 +325,42 @@ def test_replacing_keeps_the_old_folder_when_the_new_one_fails(tmp_path):
         fail()
     assert (out / MARKER).read_text() == "first"
     assert list(tmp_path.iterdir()) == [out]
+
+
+@pytest.mark.parametrize("kind", ["tied", "leviathan"])
+def test_a_model_that_is_not_finite_is_not_exported(make, tokenizer, tmp_path, kind):
+    model, config = make(kind)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(math.nan)
+    with pytest.raises(CheckpointError, match=r"weights are not finite: model\.\S+ \("):
+        export_model(model, config, tokenizer, {}, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_bad_weight_is_named(make, tokenizer, tmp_path):
+    model, config = make("untied")
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[0, 0] = math.inf
+    with pytest.raises(
+        CheckpointError, match=r"model\.layers\.1\.mlp\.up_proj\.weight \(1 of 4,096"
+    ):
+        export_model(model, config, tokenizer, {}, tmp_path / "out")
+
+
+def test_a_generated_table_that_is_not_finite_is_named(make, tokenizer, tmp_path):
+    """Every parameter is finite; their product is not."""
+    model, config = make("leviathan")
+    with torch.no_grad():
+        model.model.embed_tokens.spline_delta.fill_(1e8)
+    with pytest.raises(CheckpointError, match=r"not finite: model\.embed_tokens\.weight"):
+        export_model(model, config, tokenizer, {}, tmp_path / "out")
+
+
+def test_what_fp16_cannot_hold_is_refused(make, tokenizer, tmp_path):
+    model, config = make("untied")
+    with torch.no_grad():
+        model.model.norm.weight[3] = 70_000.0
+    with pytest.raises(CheckpointError, match=r"fp16.*model\.norm\.weight \(1 of 32\)"):
+        export_model(model, config, tokenizer, {}, tmp_path / "out", dtype="fp16")
+    export_model(model, config, tokenizer, {}, tmp_path / "out", dtype="bf16")

@@ -1,9 +1,15 @@
+import itertools
 import math
 
 import pytest
+import torch
 
+from leviathan.checkpoint.layout import complete_checkpoints
 from leviathan.engine.base import StepStats
 from leviathan.errors import LeviathanError
+from leviathan.model.init import init_weights
+from leviathan.model.transformer import CausalLM
+from leviathan.parallel.mesh import leave_mesh
 from leviathan.train.loop import _warn_skipped
 from leviathan.train.metrics import Metrics
 
@@ -23,3 +29,54 @@ def test_a_run_that_skips_every_step_ends_and_names_rows(tmp_path, capfd):
     metrics.add(GOOD)
     metrics.add(BAD)
     _warn_skipped(5, metrics, 3, rows=[41, 42])
+
+
+@pytest.fixture
+def poisoned(monkeypatch):
+    """A function: makes the training loss NaN in the forward passes from `first` to `last`."""
+    forward, count = CausalLM.forward, itertools.count()
+
+    def poison(first=0, last=10**9):
+        def bad(model, *args, **kwargs):
+            result = forward(model, *args, **kwargs)
+            training = isinstance(result, torch.Tensor) and result.requires_grad
+            return result * math.nan if training and first <= next(count) <= last else result
+
+        monkeypatch.setattr(CausalLM, "forward", bad)
+
+    return poison
+
+
+def test_a_run_whose_every_step_was_skipped_fails(run_config, trained, poisoned, capfd):
+    poisoned()
+    config = run_config(steps=3, checkpoint={"every": 1})
+    with pytest.raises(LeviathanError, match=r"run: all 3 steps were skipped.*optim\.lr"):
+        trained(config)
+    leave_mesh()
+    assert "complete" not in capfd.readouterr().err
+    assert [path.name for path in complete_checkpoints(config.run_dir)][-1] == "step-00000002"
+    with pytest.raises(LeviathanError, match="all 3 steps were skipped"):
+        trained(config)  # resumed from step 2
+
+
+def test_one_update_is_enough_and_skipped_last_steps_are_warned_of(
+    run_config, trained, poisoned, capfd
+):
+    poisoned(first=2)  # two micro-batches: from the second step on
+    log = trained(run_config(steps=3))
+    assert [line["skipped"] for line in log if "skipped" in line] == [0, 1]  # of steps 1 and 2
+    shown = " ".join(capfd.readouterr().err.split())
+    assert "complete after 3 steps, 2 of them skipped" in shown
+    assert "warning: the last 2 step(s) were skipped" in shown
+
+
+def test_nan_inside_lev_reaches_the_check_for_non_finite_losses(run_config, trained, monkeypatch):
+    def with_nan(model, config, seed):
+        init_weights(model, config, seed)
+        model.model.embed_tokens.codebooks.data[:, 0] = math.nan
+
+    monkeypatch.setattr("leviathan.train.loop.init_weights", with_nan)
+    lev = {"kind": "leviathan", "d_seed": 4, "heads": 2, "knots": 4, "rank": 3}
+    config = run_config(steps=2, model={"embedding": lev})
+    with pytest.raises(LeviathanError, match="all 2 steps were skipped"):
+        trained(config)

@@ -4,6 +4,7 @@ On its own, because Triton decides at its import whether its functions are inter
 """
 
 import json
+import math
 import sys
 import warnings
 
@@ -68,9 +69,30 @@ def wide_range() -> dict:
     return {"errors": {"modes": error(modes, ones), "grad_delta": error(ratio, ones)}, "same": True}
 
 
+def not_finite() -> dict:
+    """One bad argument: its own modes and gradients are NaN, the others right."""
+    generator = torch.Generator().manual_seed(1)
+    argument = torch.randn(9, 2, 8, generator=generator)
+    delta = torch.randn(2, 8, 5, 3, generator=generator) * 0.3
+    expected = reference_modes(argument.double(), delta.double())
+    argument[4, 1, 6] = math.nan
+    path = FusedModes(delta, 9, gradient=True)
+    forward = path.forward(argument)
+    again, grad = path.backward(argument, torch.ones(9, 2, 3))
+    for modes in (forward, again):
+        assert bool(modes[4, 1].isnan().all())
+    assert bool(grad[4, 1].isnan().all())
+    assert bool(grad[:4].isfinite().all())
+    for modes in (forward, again):
+        modes[4, 1] = expected[4, 1]
+    errors = {"modes": error(forward, expected), "modes_again": error(again, expected)}
+    return {"errors": errors, "same": True}
+
+
 if __name__ == "__main__":
     warnings.filterwarnings("ignore", "overflow encountered in exp")
     for name, sizes in CASES.items():
         print(json.dumps({"case": name, **random_case(*sizes)}))
     print(json.dumps({"case": "wide range", **wide_range()}))
+    print(json.dumps({"case": "NaN", **not_finite()}))
     sys.exit(0)

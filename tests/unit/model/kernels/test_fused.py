@@ -31,7 +31,7 @@ def test_values_and_all_gradients_and_the_same_bits_twice():
     )
     assert out.returncode == 0, out.stderr
     results = [json.loads(line) for line in out.stdout.splitlines()]
-    assert len(results) == 6
+    assert len(results) == 7
     for result in results:
         assert result["same"], result["case"]
         tolerance = WIDE_TOLERANCE if result["case"] == "wide range" else TOLERANCE

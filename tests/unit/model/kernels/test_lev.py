@@ -1,5 +1,7 @@
 """LEV's operation against its literal reading: values and all gradients, however it is run."""
 
+import math
+
 import pytest
 import torch
 from lev_cases import SHAPES, parameters
@@ -141,3 +143,23 @@ def test_digits_are_most_significant_first_and_tell_all_ids_apart():
     assert digits[200_375].tolist() == [200_375 // 59**2, 200_375 // 59 % 59, 200_375 % 59]
     assert int(digits.max()) == 58
     assert (digits @ torch.tensor([59**2, 59, 1])).equal(torch.arange(200_376))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *((name, math.nan) for name in Parameters._fields),
+        ("codebooks", math.inf),
+        ("spline_delta", math.inf),
+        ("out_weight", -math.inf),
+    ],
+)
+def test_what_is_not_finite_reaches_the_rows_and_gradients(name, value):
+    """It is for the training loop to see it and skip the step: nothing here may fail."""
+    p = parameters("long product", torch.float32)
+    with torch.no_grad():
+        getattr(p, name).view(-1)[0] = value
+    rows = lev_rows(torch.arange(100), p)
+    assert not bool(rows.isfinite().all())
+    gradients = torch.autograd.grad(rows.sum(), list(p))
+    assert not all(bool(gradient.isfinite().all()) for gradient in gradients)

@@ -82,6 +82,53 @@ def test_underflow_inside_a_fast_node_is_seen():
     assert grad.equal(1 / factors.detach())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [2.0, 1e3, 1e4, 1e20, 1e-4])
+@pytest.mark.parametrize("count", [3, 16, 128])
+@pytest.mark.parametrize("place", [0, 1, -1])
+def test_a_zero_beside_any_factors_makes_zero(dtype, size, count, place):
+    """And gradients: zero for the others, for the zero itself their product, perhaps infinite."""
+    factors = torch.full((count, 2, 1), size, dtype=dtype)
+    factors[:, 1] = 1.25
+    factors[place, 0] = 0
+    factors.requires_grad_()
+    product = tree_product(factors)
+    assert product[0].item() == 0
+    torch.testing.assert_close(
+        product[1].double(), torch.tensor([1.25**count]).double(), rtol=1e-5, atol=0
+    )
+    (grad,) = torch.autograd.grad(product.sum(), factors)
+    others = torch.ones(count, dtype=torch.bool)
+    others[place] = False
+    assert not grad[others, 0].any()
+    exact = torch.tensor(float(torch.tensor(size).double().log2() * (count - 1)))
+    limit = math.log2(torch.finfo(dtype).max)
+    if exact < -limit:
+        assert grad[place, 0].item() < torch.finfo(dtype).tiny
+    elif exact > limit:
+        assert grad[place, 0].item() == math.inf
+    else:
+        assert grad[place, 0].double().log2().item() == pytest.approx(float(exact), rel=1e-4)
+    without = ProductTree(tuple(factors.shape), factors, gradient=False)
+    assert without.multiply(factors.detach().clone(), size)[0].item() == 0
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("count", [3, 16, 128])
+def test_what_is_not_finite_reaches_its_own_product_alone(value, count):
+    factors = torch.full((count, 3, 2), 1.1)
+    factors[:, 1] = 100.0  # overflows: needs the scaling that a NaN must not switch off
+    factors[: count // 2, 1] = 0.01
+    factors[1, 0, 0] = value
+    expected = factors.double().prod(0)
+    tree = ProductTree(tuple(factors.shape), factors, gradient=True)
+    product = tree.multiply(factors.clone(), float(factors.abs().max()))
+    torch.testing.assert_close(product.double(), expected, rtol=1e-4, atol=0, equal_nan=True)
+    grad = tree.spread(torch.ones(3, 2))
+    assert bool(grad[:, 1:].isfinite().all())
+    assert bool(grad[:, 0, 1].isfinite().all())
+
+
 def test_buffers_serve_again():
     factors = torch.empty(9, 2, 3)
     tree = ProductTree((9, 2, 3), factors, gradient=True)

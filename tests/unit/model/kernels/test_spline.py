@@ -1,5 +1,7 @@
 """The reference basis against the paper's formula, and the three weights against the reference."""
 
+import math
+
 import pytest
 import torch
 
@@ -59,3 +61,13 @@ def test_weights_and_slopes_are_the_references(knots):
     padded = torch.nn.functional.pad(grad, (1, 1))
     ours = slope(w, knots, padded.gather(-1, places).permute(0, 3, 1, 2))
     torch.testing.assert_close(ours, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_nan_stays_nan_and_leaves_the_others_alone():
+    """NaN has no knot: as an integer it would be an index outside every table."""
+    x = torch.tensor([0.0, math.nan, 0.4, 1.0]).view(1, 1, 4)
+    found, expected = weights(x, 5), weights(x.nan_to_num(0.5), 5)
+    assert found.knot.tolist() == [[[0, 0, 2, 4]]]
+    assert bool(found.values[..., 1].isnan().all())
+    kept = [0, 2, 3]
+    assert found.values[..., kept].equal(expected.values[..., kept])
