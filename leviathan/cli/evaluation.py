@@ -53,7 +53,8 @@ def frequency(
 ) -> None:
     """Validation loss by how often the target token occurs in the training split.
 
-    With several checkpoints, also their paired differences with bootstrap intervals over documents.
+    With several checkpoints, also their paired differences with 95 % intervals over documents, from
+    ten documents on.
 
     Example: `leviathan frequency runs/tied runs/leviathan --data data/pile --out strata`
     """
