@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from leviathan.analysis.curves import band, difference, efficiency
-from leviathan.analysis.gather import Entry, flatten, gather
+from leviathan.analysis.gather import Entry, gather
 from leviathan.analysis.pairing import Pair, pairing_of, pairs_of
 from leviathan.analysis.runs import Run
 from leviathan.analysis.significance import mean_of, over_seeds
@@ -20,6 +20,7 @@ from leviathan.analysis.strata_tables import frequency_of
 from leviathan.analysis.sweeps import best_entries, sweep_of
 from leviathan.analysis.tasks import tasks_of
 from leviathan.analysis.verdict import verdict
+from leviathan.config.identity import flatten
 from leviathan.errors import DataError
 
 # Known to differ between runs that are meant to be compared, or to say nothing about the model.
