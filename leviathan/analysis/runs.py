@@ -39,6 +39,8 @@ class Run:
         perplexity, lm_eval: that evaluation's results, None where it was not run.
         strata: its per-document losses, None where `leviathan frequency` was not run.
         tokenizer, data: fingerprints of what was trained on; None where no file says.
+        compares_loop: the validation loss is that of the training loop though `perplexity` is
+            there, because another run has no other.
     """
 
     path: Path
@@ -52,6 +54,7 @@ class Run:
     strata: Strata | None
     tokenizer: str | None
     data: str | None
+    compares_loop: bool = False
 
     @property
     def kind(self) -> str:
@@ -83,9 +86,26 @@ class Run:
     @property
     def validation_loss(self) -> float | None:
         """Nats per token on the validation split: the whole-split evaluation, else the loop's."""
-        if self.perplexity is not None:
+        if self.perplexity is not None and not self.compares_loop:
             return self.perplexity["nats_per_token"]
         return float(self.validation[-1, 1]) if len(self.validation) else None
+
+    @property
+    def loop_step(self) -> int | None:
+        """Step of the training loop's last validation."""
+        return int(self.validation[-1, 0]) if len(self.validation) else None
+
+    @property
+    def loss_step(self) -> int | None:
+        """Step that `validation_loss` belongs to."""
+        if self.perplexity is not None and not self.compares_loop:
+            return self.evaluated_step
+        return self.loop_step
+
+    @property
+    def lr(self) -> float | None:
+        """Peak learning rate."""
+        return (self.config.get("optim") or {}).get("lr")
 
     @property
     def tokens_per_s(self) -> float | None:

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from leviathan.evaluate.intervals import Interval, comparisons_note
+
 SMALL_RUN_TOKENS = 1_000_000_000
 _MANY = 4  # outcomes beyond which only the best and the worst are told
 
@@ -41,13 +43,14 @@ def _group_outcome(group: dict[str, Any]) -> list[str]:
     if not arms:
         return [group["pairing"]["note"]] if group["pairing"]["note"] else []
     arms.sort(key=lambda arm: arm["relative"]["validation_nats"])
+    count = comparisons_note(len(arms))
     told = arms if len(arms) <= _MANY else [arms[0], arms[-1]]
     lead = f"{group['name']}: " if group["name"] else ""
     sentences = [_outcome(group, arm) for arm in told]
     if len(told) < len(arms):
         sentences[0] = f"Of {len(arms)} arms, {sentences[0]}"
         sentences[1] = f"Last, {sentences[1]}"
-    return [lead + sentences[0], *sentences[1:]]
+    return [lead + sentences[0], *sentences[1:], *([count] if count else [])]
 
 
 def _outcome(group: dict[str, Any], arm: dict[str, Any]) -> str:
@@ -64,9 +67,9 @@ def _outcome(group: dict[str, Any], arm: dict[str, Any]) -> str:
 
 
 def _interval(group: dict[str, Any], arm: dict[str, Any], seeds: dict[str, Any]) -> str:
-    """Over seeds where there are several, else over documents."""
+    """Over seeds where there are enough, else over documents, else why there is none."""
     if seeds["low"] is not None:
-        told_apart = seeds["low"] * seeds["high"] > 0
+        told_apart = Interval(seeds["low"], seeds["high"]).excludes_zero
         text = (
             f" (95 % interval over {seeds['seeds']} seeds: {seeds['low']:+.4f} to "
             f"{seeds['high']:+.4f}, {'' if told_apart else 'not '}told apart from zero)"
@@ -78,7 +81,8 @@ def _interval(group: dict[str, Any], arm: dict[str, Any], seeds: dict[str, Any])
     if pair and pair["all"]["low"] is not None and abs(pair["all"]["difference"] - nats) < 1e-3:
         low, high = pair["all"]["low"], pair["all"]["high"]
         return f" (95 % interval over documents: {low:+.4f} to {high:+.4f})".replace("-", "−")
-    return ""
+    reasons = [seeds["no_interval"], pair["all"]["no_interval"] if pair else None]
+    return f" (no interval: {', '.join(reason for reason in reasons if reason)})"
 
 
 def _pair_of(frequency: dict[str, Any] | None, label: str) -> dict[str, Any] | None:

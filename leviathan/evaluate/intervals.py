@@ -142,12 +142,17 @@ def _freedom(share: np.ndarray) -> float:
     return max(1.0, float(trace**2 / squared))
 
 
-def comparisons_note(count: int) -> str:
-    """How many intervals a table shows, and how many of them exclude zero by chance alone."""
+def comparisons_note(count: int, outcome: str = "have an interval that excludes zero") -> str:
+    """How many comparisons a table shows, and how many of them would stand out by chance.
+
+    Args:
+        count: comparisons at `CONFIDENCE` each; a single one needs no note.
+        outcome: what happens to one in twenty of them where nothing differs.
+    """
     if count < 2:
         return ""
     expected = (1 - CONFIDENCE) * count
     return (
-        f"{count} comparisons with an interval each, not corrected for their number: if nothing "
-        f"differed, about {expected:.2g} of them would exclude zero by chance."
+        f"{count} comparisons, not corrected for their number: if nothing differed, about "
+        f"{expected:.2g} of them would {outcome} by chance."
     )

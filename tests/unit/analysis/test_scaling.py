@@ -139,7 +139,7 @@ def test_below_three_spare_rows_there_is_no_interval_and_no_verdict(
     assert ("the exponents differ" in text or "not told apart" in text) == shown
     assert (reason in text) == (not shown)
     assert ("no verdict" in text) == (not shown)
-    assert ("comparisons with an interval each" in text) == shown
+    assert ("comparisons, not corrected" in text) == shown
 
 
 def test_rows_without_any_scatter_have_no_interval(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_a_verdict_needs_an_interval() -> None:
 def test_the_number_of_comparisons_is_told() -> None:
     assert comparisons_note(1) == ""
     assert comparisons_note(20).startswith("20 comparisons")
-    assert "about 1 of them would exclude zero by chance" in comparisons_note(20)
+    assert "about 1 of them would have an interval" in comparisons_note(20)
 
 
 def test_the_table_of_tasks_shows_no_error_of_few_or_equal_samples() -> None:
