@@ -8,7 +8,15 @@ from typing import Any
 from leviathan.evaluate.strata import SCALES
 
 _RUN_COLUMNS = ("seed", "step", "planned_steps", "tokens", "validation_loss", "perplexity")
-_RUN_COLUMNS += ("lr", "bits_per_byte", "train_loss", "tokens_per_s", "machine", "train_seconds")
+_RUN_COLUMNS += (
+    "lr",
+    "bits_per_byte",
+    "train_loss",
+    "tokens_per_s",
+    "machine",
+    "overloaded",
+    "train_seconds",
+)
 _RUN_COLUMNS += ("world_size", "flops_per_token", "skipped_steps", "path")
 _RELATIVE = ("validation_nats", "loss_gain_percent", "perplexity_percent", "train_nats")
 _RELATIVE += ("bits_per_byte", "speed_percent", "train_seconds_percent", "parameters_percent")

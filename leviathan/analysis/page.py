@@ -21,6 +21,7 @@ from leviathan.analysis.table import (
     Row,
     arm_title,
     comparison_rows,
+    load_note,
     number,
     signed,
     speed_note,
@@ -157,7 +158,7 @@ def _comparison(group: dict[str, Any]) -> str:
         notes.append(f"Small figures: change against {escape(arms[0]['label'])}.")
     if speed_note(group):
         notes.append(escape(speed_note(group)))
-    for note in (group["loss_note"], within_note(group)):
+    for note in (load_note(group), group["loss_note"], within_note(group)):
         if note:
             notes.append(escape(note))
     if note := comparisons_note(group["comparisons"]["arms"]):

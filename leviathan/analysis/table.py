@@ -6,9 +6,11 @@ from typing import Any
 
 from rich.table import Table
 
+from leviathan.analysis.runs import CPU_BUSY, CPU_OTHERS
 from leviathan.console import as_text
 
 MISSING = "–"
+OVERLOADED = 0.1  # of the logged intervals: beyond, the speed carries a note
 VALIDATION = "Validation loss, nats per token"
 MEASURED_ON = "· measured on"
 
@@ -54,7 +56,7 @@ def comparison_rows(group: dict[str, Any]) -> list[Row]:
         row("Size", "FLOPs per token", _of("flops_per_token", 0), _change("flops_percent", 2)),
         row("Size", "Training FLOPs", _flops),
         row("Setting", "Peak learning rate", _lr),
-        row("Cost", "Training tokens per s", _of("tokens_per_s", 0), _percent("speed_percent")),
+        row("Cost", "Training tokens per s", _speed, _percent("speed_percent")),
         row("Cost", MEASURED_ON, _machines),
         row("Cost", "Time in training steps", _duration, _percent("train_seconds_percent")),
         row("Cost", "Steps", _steps),
@@ -88,7 +90,7 @@ def terminal_table(report: dict[str, Any]) -> str:
             cells = (f"{value}  {change}".rstrip() for value, change in row.cells)
             table.add_row(row.name, *cells)
         lines.append(as_text(table))
-        notes = [speed_note(group), group["loss_note"], group["pairing"]["note"]]
+        notes = [speed_note(group), load_note(group), group["loss_note"], group["pairing"]["note"]]
         notes += [within_note(group), differences_note(group), sweep_note(group)]
         lines += [note for note in notes if note]
     return "\n".join([*lines, report["verdict"]])
@@ -100,6 +102,19 @@ def speed_note(group: dict[str, Any]) -> str:
     if len(machines) != 1 or not (own := machines.pop()):
         return ""
     return f"Tokens per s were measured on {'; '.join(own)}."
+
+
+def load_note(group: dict[str, Any]) -> str:
+    """Which speeds were measured while other work kept the machine busy."""
+    arms = [arm for arm in group["arms"] if arm["overloaded"] >= OVERLOADED]
+    if not arms:
+        return ""
+    shares = ", ".join(f"{arm['label']}: {100 * arm['overloaded']:.0f} %" for arm in arms)
+    return (
+        f"* Measured on an overloaded machine: at least {100 * CPU_OTHERS:.0f} % of its CPU time "
+        f"went to other processes while at least {100 * CPU_BUSY:.0f} % was in use, in this share "
+        f"of the logged intervals: {shares}. These speeds and times say little."
+    )
 
 
 def differences_note(group: dict[str, Any]) -> str:
@@ -203,6 +218,11 @@ def _over_seeds(arm: dict[str, Any]) -> str:
     if seeds["low"] is None:
         return f"no interval: {seeds['no_interval']}"
     return f"{signed(seeds['low'], 4)} to {signed(seeds['high'], 4)}"
+
+
+def _speed(arm: dict[str, Any]) -> str:
+    text = _of("tokens_per_s", 0)(arm)
+    return f"{text} *" if text != MISSING and arm["overloaded"] >= OVERLOADED else text
 
 
 def _lr(arm: dict[str, Any]) -> str:

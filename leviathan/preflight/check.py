@@ -72,7 +72,7 @@ def check(config: RunConfig, asked: Asked) -> Report:
         check_folder(report, config, info)
     if info is not None:
         with report.about("checkpoints"):
-            check_checkpoints(report, config)
+            check_checkpoints(report, config, world)
     hosts, port = asked.request.hosts, asked.request.port
     if hosts:
         with report.about("hosts"):

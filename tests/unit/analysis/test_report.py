@@ -425,6 +425,36 @@ def test_repeated_step_counts_once(make_run: MakeRun, tmp_path: Path) -> None:
     assert report["runs"][0]["train_seconds"] is None
 
 
+def test_profiled_intervals_count_at_the_speed_of_the_run(make_run: MakeRun) -> None:
+    run = make_run("a")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        if line["step"] == 100 and "loss" in line:
+            line |= {"tokens_per_s": None, "profiled_steps": 5}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (arm,) = compare([run])["groups"][0]["arms"]
+    assert arm["train_seconds"] == pytest.approx(200 * 16 * 256 / 9_000)
+
+
+@pytest.mark.parametrize(("busy", "others", "noted"), [(1.0, 0.4, True), (1.0, 0.0, False)])
+def test_a_speed_of_an_overloaded_machine_carries_a_note(
+    make_run: MakeRun, busy: float, others: float, noted: bool
+) -> None:
+    runs = [make_run("a", "tied"), make_run("b", "leviathan", offset=-0.04)]
+    file = runs[1] / "metrics.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for line in lines[::2]:
+        line |= {"cpu_busy": busy, "cpu_others": others}
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    report = compare(runs)
+    text = terminal_table(report)
+    assert ("Measured on an overloaded machine" in text) == noted
+    assert ("7,500 *" in text) == noted
+    assert "9,000 *" not in text
+    assert report["runs"][0]["overloaded"] is None
+    assert report["runs"][1]["overloaded"] == (1.0 if noted else 0.0)
+
+
 def test_two_runs_of_one_kind_are_told_apart(make_run: MakeRun, tmp_path: Path) -> None:
     report = build_report([make_run("first"), make_run("second", offset=0.01)], tmp_path / "out")
     assert [arm["label"] for arm in report["groups"][0]["arms"]] == ["first", "second"]
