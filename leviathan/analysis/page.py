@@ -137,9 +137,9 @@ def _overview(groups: Sequence[dict[str, Any]], pictures: Pictures) -> str:
     heads = ["", "arm", "baseline", "loss", "difference", "gain", "perplexity", "fewer tokens"]
     text = (
         "Change of perplexity to the baseline of the same group; bars are 95 % intervals over "
-        "seeds, where there are several."
+        "seeds, where there are enough of them."
     )
-    counted = sum(group["comparisons"]["arms"] for group in groups)
+    counted = sum(group["comparisons"]["seeds"] for group in groups)
     notes = caption(
         "Loss in nats per token. Gain: improvement of the loss, as the papers state it. Fewer "
         "tokens: how many times sooner the arm is at the baseline's final loss. "
@@ -161,7 +161,7 @@ def _comparison(group: dict[str, Any]) -> str:
     for note in (load_note(group), group["loss_note"], within_note(group)):
         if note:
             notes.append(escape(note))
-    if note := comparisons_note(group["comparisons"]["arms"]):
+    if note := comparisons_note(group["comparisons"]["seeds"]):
         notes.append(note)
     if any(len(arm["seeds"]) > 1 for arm in arms):
         notes.append("Figures are means over seeds, differences means over the pairs of one seed.")

@@ -43,7 +43,7 @@ def _group_outcome(group: dict[str, Any]) -> list[str]:
     if not arms:
         return [group["pairing"]["note"]] if group["pairing"]["note"] else []
     arms.sort(key=lambda arm: arm["relative"]["validation_nats"])
-    count = comparisons_note(len(arms))
+    count = comparisons_note(sum(_interval_of(group, arm)[2] is None for arm in arms))
     told = arms if len(arms) <= _MANY else [arms[0], arms[-1]]
     lead = f"{group['name']}: " if group["name"] else ""
     sentences = [_outcome(group, arm) for arm in told]
@@ -55,34 +55,39 @@ def _group_outcome(group: dict[str, Any]) -> list[str]:
 
 def _outcome(group: dict[str, Any], arm: dict[str, Any]) -> str:
     relative, base = arm["relative"], group["arms"][0]
-    nats, seeds = relative["validation_nats"], relative["seeds"]
+    nats = relative["validation_nats"]
     side = "below" if nats < 0 else "above"
     # Over the seeds that were paired, so that the figures of this sentence belong together.
     return (
         f"{arm['label']} ends at {arm['validation_loss']:.4f} nats per token on the validation "
-        f"split, {abs(nats):.4f} {side} {base['label']}{_interval(group, arm, seeds)}: its "
+        f"split, {abs(nats):.4f} {side} {base['label']}{_interval(group, arm)}: its "
         f"perplexity is {abs(relative['perplexity_percent']):.1f} % "
         f"{'lower' if relative['perplexity_percent'] < 0 else 'higher'}."
     )
 
 
-def _interval(group: dict[str, Any], arm: dict[str, Any], seeds: dict[str, Any]) -> str:
-    """Over seeds where there are enough, else over documents, else why there is none."""
+def _interval(group: dict[str, Any], arm: dict[str, Any]) -> str:
+    """The arm's interval, or why there is none."""
+    over, found, reason = _interval_of(group, arm)
+    if reason is not None:
+        return f" (no interval: {reason})"
+    ends = f"{found.low:+.4f} to {found.high:+.4f}"
+    apart = "" if found.excludes_zero else "not "
+    told = f", {apart}told apart from zero" if over != "documents" else ""
+    return f" (95 % interval over {over}: {ends}{told})".replace("-", "−")
+
+
+def _interval_of(group: dict[str, Any], arm: dict[str, Any]) -> tuple[str, Interval, str | None]:
+    """Over seeds where there are enough, else over documents: over what, and the interval."""
+    seeds, pair = arm["relative"]["seeds"], _pair_of(group["frequency"], arm["label"])
     if seeds["low"] is not None:
-        told_apart = Interval(seeds["low"], seeds["high"]).excludes_zero
-        text = (
-            f" (95 % interval over {seeds['seeds']} seeds: {seeds['low']:+.4f} to "
-            f"{seeds['high']:+.4f}, {'' if told_apart else 'not '}told apart from zero)"
-        )
-        return text.replace("-", "−")
-    pair = _pair_of(group["frequency"], arm["label"])
+        return f"{seeds['seeds']} seeds", Interval(seeds["low"], seeds["high"]), None
     nats = arm["relative"]["validation_nats"]
     # The strata may stand for another split than the validation loss: then they say nothing of it.
     if pair and pair["all"]["low"] is not None and abs(pair["all"]["difference"] - nats) < 1e-3:
-        low, high = pair["all"]["low"], pair["all"]["high"]
-        return f" (95 % interval over documents: {low:+.4f} to {high:+.4f})".replace("-", "−")
+        return "documents", Interval(pair["all"]["low"], pair["all"]["high"]), None
     reasons = [seeds["no_interval"], pair["all"]["no_interval"] if pair else None]
-    return f" (no interval: {', '.join(reason for reason in reasons if reason)})"
+    return "", Interval(None, None), ", ".join(reason for reason in reasons if reason)
 
 
 def _pair_of(frequency: dict[str, Any] | None, label: str) -> dict[str, Any] | None:

@@ -285,7 +285,7 @@ def test_the_rate_of_every_arm_and_what_else_differs(make_run: MakeRun) -> None:
 
 def test_the_number_of_comparisons_stands_beside_them(make_run: MakeRun, tmp_path: Path) -> None:
     runs = [make_run("a", "tied")]
-    runs += [make_run(kind, kind, offset=-0.01 * n) for n, kind in enumerate(("b", "c", "d"))]
+    runs += [make_run(kind, kind, offset=-0.01 * n) for n, kind in enumerate("bcd", start=1)]
     report = build_report(runs, tmp_path / "out")
     (group,) = report["groups"]
     pairs = group["frequency"]["pairs"]
