@@ -44,7 +44,7 @@ check: venv  ## ruff, pyright, import-linter
 	@$(BIN)/pyright --pythonpath $(BIN)/python
 	@$(BIN)/lint-imports
 
-docs: venv  ## Write docs/configuration.md and docs/pictures anew
+docs: venv  ## Write docs/configuration.md, the key table of docs/checkpoints.md and docs/pictures
 	@$(BIN)/python -m leviathan.config.reference
 	@$(BIN)/python docs/pictures/draw.py
 

@@ -23,6 +23,7 @@ from rich.rule import Rule
 from leviathan.console import console, say
 from leviathan.errors import LeviathanError
 from leviathan.parallel.ports import free_port
+from leviathan.train.log_file import METRICS, read_lines
 
 ROOT = Path(__file__).parent.parent
 with suppress(ValueError):
@@ -275,12 +276,12 @@ class Quickstart:
 
 
 def logged(run_dir: Path, key: str) -> dict[int, float]:
-    """One column of metrics.jsonl by step; empty where there is no file yet."""
-    with suppress(FileNotFoundError):
-        lines = (run_dir / "metrics.jsonl").read_text().splitlines()
-        records = [json.loads(line) for line in lines if line.endswith("}")]
-        return {record["step"]: record[key] for record in records if key in record}
-    return {}
+    """One column of metrics.jsonl by step; empty where there is no file yet.
+
+    The file may be written to at this moment: a torn line is passed over.
+    """
+    lines = read_lines(run_dir / METRICS)
+    return {line["step"]: line[key] for line in lines if key in line}
 
 
 def last_step(run_dir: Path) -> int:

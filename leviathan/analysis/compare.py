@@ -12,18 +12,22 @@ from typing import Any
 import numpy as np
 
 from leviathan.analysis.curves import band, difference, efficiency
-from leviathan.analysis.gather import Entry, flatten, gather
-from leviathan.analysis.pairing import Pair, pairing_of, pairs_of
+from leviathan.analysis.gather import Entry, gather
+from leviathan.analysis.pairing import Pair, pairing_of, pairs_of, with_common_losses
 from leviathan.analysis.runs import Run
 from leviathan.analysis.significance import mean_of, over_seeds
 from leviathan.analysis.strata_tables import frequency_of
 from leviathan.analysis.sweeps import best_entries, sweep_of
 from leviathan.analysis.tasks import tasks_of
 from leviathan.analysis.verdict import verdict
+from leviathan.config.identity import flatten, within
 from leviathan.errors import DataError
+from leviathan.evaluate.strata import comparisons_of
 
 # Known to differ between runs that are meant to be compared, or to say nothing about the model.
 _NOT_A_DIFFERENCE = ("run_dir",)
+# May differ between runs of one arm, and changes speeds and the last digits of a loss, or more.
+_COMPUTED_DIFFERENTLY = ("engine", "parallel", "model.embedding.tp", "train.micro_batch_size")
 
 
 def compare(paths: Sequence[Path], allow_unequal: bool = False) -> dict[str, Any]:
@@ -57,7 +61,7 @@ def compare(paths: Sequence[Path], allow_unequal: bool = False) -> dict[str, Any
 
 
 def config_differences(entries: Sequence[Entry]) -> list[dict[str, Any]]:
-    """Configuration keys in which arms differ, as dotted paths, with one value an arm."""
+    """Configuration keys in which runs differ, as dotted paths, with one value a run."""
     flat = [flatten(entry.run.config) for entry in entries]
     keys = sorted({key for config in flat for key in config} - set(_NOT_A_DIFFERENCE))
     rows = []
@@ -90,6 +94,7 @@ def _check_comparable(group: dict[str, Any]) -> None:
 
 def _group(name: str, entries: Sequence[Entry], allow_unequal: bool) -> dict[str, Any]:
     """One comparison; of a sweep, that of each arm at the values that suit it best."""
+    entries, loss_note = with_common_losses(entries)
     swept = sweep_of(entries)
     kept = best_entries(entries) if swept else list(entries)
     pairs = pairs_of(kept)
@@ -103,17 +108,35 @@ def _group(name: str, entries: Sequence[Entry], allow_unequal: bool) -> dict[str
     ]
     for arm in arms[1:]:
         arm["relative"] = _relative(arms[0], arm, counted)
+    frequency = frequency_of(by_arm, {pair.entry.arm for pair in counted})
+    tasks = tasks_of(by_arm)
     return {
         "name": name,
         "baseline": labels[0] if kept[0].baseline or any(e.baseline for e in kept) else None,
         "arms": arms,
         "runs": [_run_row(entry) for entry in entries],
         "pairing": pairing,
-        "frequency": frequency_of(by_arm, {pair.entry.arm for pair in counted}),
-        "tasks": tasks_of(by_arm),
+        "loss_note": loss_note,
+        "frequency": frequency,
+        "tasks": tasks,
+        "comparisons": _comparisons(arms, frequency, tasks),
         "curves": [_curve(label, own, counted) for label, own in by_arm.items()],
         "sweep": swept,
         "config_differences": config_differences([own[0] for own in by_arm.values()]),
+    }
+
+
+def _comparisons(
+    arms: Sequence[dict[str, Any]], frequency: dict[str, Any] | None, tasks: Sequence[Any]
+) -> dict[str, int]:
+    """How many differences with an interval or a multiple of σ a group's tables show, by table."""
+    over_seeds = [(arm["relative"] or {}).get("seeds") for arm in arms[1:]]
+    cells = [cell for task in tasks for cell in task["arms"]]
+    return {
+        "arms": sum(arm["relative"] is not None for arm in arms[1:]),
+        "seeds": sum(seeds is not None and seeds["low"] is not None for seeds in over_seeds),
+        "frequency": comparisons_of(frequency["pairs"]) if frequency else 0,
+        "tasks": sum(cell.get("sigmas") is not None for cell in cells),
     }
 
 
@@ -128,6 +151,7 @@ def _run_row(entry: Entry) -> dict[str, Any]:
         "seed": run.seed,
         "path": str(run.path),
         "kind": run.kind,
+        "lr": run.lr,
         "step": run.step,
         "planned_steps": run.planned_steps,
         "tokens": run.step * run.tokens_per_step,
@@ -140,10 +164,11 @@ def _run_row(entry: Entry) -> dict[str, Any]:
         "by_subset": evaluation.get("by_subset"),
         "tokens_per_s": run.tokens_per_s,
         "machine": run.machine,
+        "overloaded": run.overloaded,
         "train_seconds": run.train_seconds,
         "world_size": run.facts.get("world_size"),
         "skipped_steps": _skipped(run),
-        "evaluated_step": run.evaluated_step,
+        "evaluated_step": run.loss_step,
     }
 
 
@@ -167,6 +192,12 @@ def _arm(label: str, entries: Sequence[Entry], pairs: Sequence[Pair]) -> dict[st
         "label": label,
         "swept": entries[0].swept,
         "seeds": [row["seed"] for row in rows],
+        "lr": list(dict.fromkeys(row["lr"] for row in rows)),
+        "differs_within": [
+            row["key"]
+            for row in config_differences(entries)
+            if within(row["key"], _COMPUTED_DIFFERENTLY)
+        ],
         **{key: first[key] for key in ("kind", "step", "planned_steps", "tokens", "parameters")},
         **means,
         "perplexity": float(np.exp(loss)) if loss is not None else None,
@@ -177,6 +208,7 @@ def _arm(label: str, entries: Sequence[Entry], pairs: Sequence[Pair]) -> dict[st
         "flops": per_token * first["tokens"] if per_token else None,
         "device_hours": _device_hours(means["train_seconds"], first["world_size"]),
         "machines": machines,
+        "overloaded": max((row["overloaded"] or 0 for row in rows), default=0),
         "skipped_steps": max((row["skipped_steps"] or 0 for row in rows), default=0),
         "by_subset": _subsets([row["by_subset"] for row in rows]),
         "pairs": [_pair(pair) for pair in pairs],

@@ -8,7 +8,15 @@ from typing import Any
 from leviathan.evaluate.strata import SCALES
 
 _RUN_COLUMNS = ("seed", "step", "planned_steps", "tokens", "validation_loss", "perplexity")
-_RUN_COLUMNS += ("bits_per_byte", "train_loss", "tokens_per_s", "machine", "train_seconds")
+_RUN_COLUMNS += (
+    "lr",
+    "bits_per_byte",
+    "train_loss",
+    "tokens_per_s",
+    "machine",
+    "overloaded",
+    "train_seconds",
+)
 _RUN_COLUMNS += ("world_size", "flops_per_token", "skipped_steps", "path")
 _RELATIVE = ("validation_nats", "loss_gain_percent", "perplexity_percent", "train_nats")
 _RELATIVE += ("bits_per_byte", "speed_percent", "train_seconds_percent", "parameters_percent")
@@ -56,7 +64,8 @@ def _arms(groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             row |= {key: arm[key] for key in ("tokens", "validation_loss", "perplexity")}
             row |= {key: arm[key] for key in ("seed_std", "flops", "tokens_per_s", "device_hours")}
             row |= {f"change_{key}": relative.get(key) for key in _RELATIVE}
-            row |= {f"seeds_{key}": seeds.get(key) for key in ("low", "high", "p")}
+            row |= {f"seeds_{key}": seeds.get(key) for key in ("low", "high", "p", "no_interval")}
+            row |= {"lr": " ".join(f"{lr:g}" for lr in arm["lr"] if lr is not None)}
             row |= {"tokens_to_base": efficiency.get("tokens")}
             row |= {key: efficiency.get(key) for key in ("ratio", "behind", "hours", "base_hours")}
             rows.append(row | {"unequal": "; ".join(relative.get("unequal", []))})
@@ -87,7 +96,8 @@ def _frequency(groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                     pair = differences.get(run["label"])
                     own = pair[scale][index] if pair else {}
                     row = {"group": group["name"], "arm": run["label"], "scale": scale, **bucket}
-                    rows.append(row | {key: own.get(key) for key in ("difference", "low", "high")})
+                    keys = ("difference", "low", "high", "no_interval")
+                    rows.append(row | {key: own.get(key) for key in keys})
     return rows
 
 
@@ -106,8 +116,8 @@ def _sweep(groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         for arm in (group["sweep"] or {"arms": []})["arms"]:
             for index, point in enumerate(arm["points"]):
                 row = {"group": group["name"], "arm": arm["label"], **point["values"]}
-                row |= {key: point[key] for key in ("loss", "low", "high", "seeds")}
-                rows.append(row | {"best": index == arm["best"]})
+                row |= {key: point[key] for key in ("loss", "low", "high", "train_loss", "seeds")}
+                rows.append(row | {"chosen": index == arm["best"]})
     return rows
 
 

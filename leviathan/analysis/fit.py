@@ -15,9 +15,17 @@ from leviathan.analysis.scaling import FORMS, Form, Law, Points, free_parameters
 from leviathan.console import as_text
 from leviathan.data.files import check_file, write_atomic
 from leviathan.errors import DataError
+from leviathan.evaluate.intervals import (
+    CONFIDENCE,
+    MIN_SPARE,
+    Interval,
+    comparisons_note,
+    no_interval,
+)
 
 Names = ("E", "A", "alpha", "B", "beta")
 _GREEK = {"alpha": "α", "beta": "β"}
+_AXES: dict[str, Literal["n", "d"]] = {"capacity": "n", "data": "d"}
 
 
 def fit_table(
@@ -36,7 +44,7 @@ def fit_table(
         baseline: the kind to express the others in; left out, `tied` or the first.
         floor: False fixes E = 0.
         out: folder for `fit.json`, `fit.svg` and `fit.png`.
-        replicates: bootstrap replicates behind every interval.
+        replicates: refits behind every interval.
 
     Returns:
         Every number, and under "says" what they mean in sentences.
@@ -71,13 +79,14 @@ def fit_table(
         "form": chosen,
         "formula": FORMS[chosen],
         "baseline": base,
-        "confidence": scaling.CONFIDENCE,
+        "confidence": CONFIDENCE,
         "replicates": replicates,
         "fits": {kind: found["figures"] for kind, found in fits.items()},
-        "effective": _effective(rows, base, fits[base], chosen),
+        "effective": _effective(rows, base, fits, chosen),
         "exponents": _exponents(fits, base),
         "contradictions": contradictions(rows, base),
     }
+    result["comparisons"] = _comparisons(result)
     result["says"] = _says(result, points_of(by_kind[base]), form, floor)
     if out:
         _write(result, rows, fits, files)
@@ -91,15 +100,23 @@ def fit_text(result: dict[str, Any]) -> str:
     for head in ("kind", "rows", *(_GREEK.get(name, name) for name in names), "misfit"):
         table.add_column(head, justify="left" if head == "kind" else "right")
     for kind, figures in result["fits"].items():
+        reason = figures["no_interval"]
         cells = [
-            _with_interval(figures["values"][name], figures["intervals"][name]) for name in names
+            _with_interval(figures["values"][name], figures["intervals"][name], reason)
+            for name in names
         ]
         table.add_row(kind, str(figures["rows"]), *cells, f"{100 * figures['misfit']:.2g} %")
     tables = [table]
     if result["effective"]:
         tables.append(_effective_table(result))
-    lines = [as_text(*tables), *result["says"]]
-    return "\n".join(lines)
+    notes = [
+        f"No intervals for {kind}: {figures['no_interval']}."
+        for kind, figures in result["fits"].items()
+        if figures["no_interval"]
+    ]
+    if note := comparisons_note(result["comparisons"]):
+        notes.append(note)
+    return "\n".join([as_text(*tables), *notes, *result["says"]])
 
 
 def _effective_table(result: dict[str, Any]) -> Table:
@@ -119,16 +136,16 @@ def _effective_table(result: dict[str, Any]) -> Table:
             else:
                 beyond = " *" if found["extrapolated"] else ""
                 cells += [f"{found['needs']:.3g}{beyond}"]
-                cells += [_with_interval(found["ratio"], found["interval"])]
+                cells += [_with_interval(found["ratio"], found["interval"], found["no_interval"])]
         own = (f"{row['parameters']:,.0f}", f"{row['tokens']:.3g}", f"{row['loss']:.4g}")
         table.add_row(row["kind"], *own, *cells)
     table.caption = "* beyond the sizes that were trained: an extrapolation"
     return table
 
 
-def _with_interval(value: float, ends: Sequence[float | None]) -> str:
-    if ends[0] is None and ends[1] is None:
-        return f"{value:.3g}"
+def _with_interval(value: float, ends: Sequence[float | None], reason: str | None) -> str:
+    if reason is not None:
+        return f"{value:.3g} (no interval)"
     low, high = ("∞" if end is None else f"{end:.3g}" for end in ends)
     return f"{value:.3g} ({low}–{high})"
 
@@ -159,7 +176,7 @@ def _too_few(path: Path, kind: str, rows: Sequence[Row], form: Form, need: int) 
     of_kind = "" if kind == ALONE else f" of kind {kind!r}"
     text = (
         f"{path}: {len(rows)} row{'s' * (len(rows) != 1)}{of_kind}, and {FORMS[form]} is free in "
-        f"{need} numbers: give at least {need} rows, {need + 2} for intervals"
+        f"{need} numbers: give at least {need} rows, {need + MIN_SPARE} for intervals"
     )
     return f"{text}; --no-floor fixes E = 0 and needs {need - 1}" if need > 2 else text
 
@@ -168,80 +185,130 @@ def _fit_kind(
     points: Points, form: Form, floor: bool, replicates: int, seed: int
 ) -> dict[str, Any]:
     law = scaling.fit(points, form, floor)
-    laws = scaling.bootstrap(points, law, floor, replicates, seed)
+    reason = scaling.no_fit_interval(points, law, floor)
+    # Rows that lie on the law exactly have enough spare ones; only their noise is not known.
+    enough = no_interval("row", len(points), free_parameters(form, floor)) is None
+    draws = scaling.draw(points, law, floor, replicates, seed) if enough else None
     values = law.named()
     misfit = np.log(points.loss) - np.log(law.loss(points.parameters, points.tokens))
-    spare = len(points) - free_parameters(form, floor)
-    known = spare > 0 or bool(points.rounding.any())
     intervals = {
-        name: list(
-            scaling.interval([other.named()[name] for other in laws]) if known else (None,) * 2
-        )
+        name: list(scaling.interval([other.named()[name] for other in draws.laws]))
+        if draws and reason is None
+        else [None, None]
         for name in values
     }
     figures = {
         "rows": len(points),
-        "spare": spare,
+        "spare": len(points) - free_parameters(form, floor),
         "values": values,
         "intervals": intervals,
+        "no_interval": reason,
         "misfit": float(np.sqrt(np.mean(misfit**2))),
+        "scatter": scaling.scatter(points, law, floor),
         "floor_seen": law.floor > 0,
     }
-    return {"law": law, "laws": laws if known else [], "points": points, "figures": figures}
+    return {"law": law, "draws": draws, "points": points, "figures": figures}
 
 
 def _effective(
-    rows: Sequence[Row], base: str, fitted: dict[str, Any], form: Form
+    rows: Sequence[Row], base: str, fits: dict[str, Any], form: Form
 ) -> list[dict[str, Any]]:
-    """For every row of another kind: the baseline's N (or D) that reaches its loss."""
+    """For every row of another kind: the baseline's N (or D) that reaches its loss.
+
+    The row's own loss is as noisy as those that were fitted, so the interval draws both: the
+    baseline's law and, around the printed loss, the row. Its noise is the larger of the baseline's
+    scatter and its own kind's, where that has spare rows to show it.
+    """
     found = []
-    points: Points = fitted["points"]
-    for row in rows:
-        if row.kind == base:
-            continue
+    fitted = fits[base]
+    for number, row in enumerate(row for row in rows if row.kind != base):
         record: dict[str, Any] = {"kind": row.kind, "study": row.study}
         record |= {name: row.value(name) for name in ("parameters", "tokens", "loss")}
-        for axis, name, own, other, trained in (
-            ("n", "capacity", "parameters", "tokens", points.parameters),
-            ("d", "data", "tokens", "parameters", points.tokens),
-        ):
+        losses = _judged_losses(row, fitted["draws"], fits.get(row.kind, {}).get("draws"), number)
+        for name, axis in _AXES.items():
             if axis in form:
-                record[name] = _needs(fitted, axis, row.value(own), row.value(other), row, trained)
+                record[name] = _needs(fitted, axis, row, losses)
         found.append(record)
     return found
 
 
+def _judged_losses(
+    row: Row, base: scaling.Draws | None, own: scaling.Draws | None, seed: int
+) -> np.ndarray | None:
+    """What the row's loss may be, one value a replicate of the baseline's law."""
+    if base is None:
+        return None
+    random = np.random.default_rng(10_000 + seed)
+    noise = base.noise if own is None else np.maximum(base.noise, own.noise)
+    drawn = row.value("loss") * np.exp(random.normal(size=len(noise)) * noise)
+    rounding = row.cells["loss"].rounding
+    return drawn + random.uniform(-rounding, rounding, len(noise))
+
+
 def _needs(
-    fitted: dict[str, Any], axis: Any, own: float, other: float, row: Row, trained: np.ndarray
+    fitted: dict[str, Any], axis: Any, row: Row, losses: np.ndarray | None
 ) -> dict[str, Any]:
-    def ratio(law: Law) -> float | None:
-        needs = law.reaching(axis, row.value("loss"), other)
+    names = ("parameters", "tokens") if axis == "n" else ("tokens", "parameters")
+    own, other = (row.value(name) for name in names)
+    trained = getattr(fitted["points"], names[0])
+
+    def ratio(law: Law, loss: float) -> float | None:
+        needs = law.reaching(axis, loss, other)
         return needs / own if needs is not None else None
 
     needs = fitted["law"].reaching(axis, row.value("loss"), other)
+    draws, reason = fitted["draws"], fitted["figures"]["no_interval"]
+    ends: tuple[float | None, float | None] = (None, None)
+    if draws is not None and losses is not None and reason is None:
+        ends = scaling.interval(list(map(ratio, draws.laws, losses.tolist())))
     return {
         "needs": needs,
-        "ratio": ratio(fitted["law"]),
-        "interval": list(scaling.interval([ratio(law) for law in fitted["laws"]])),
+        "ratio": ratio(fitted["law"], row.value("loss")),
+        "interval": list(ends),
+        "no_interval": reason,
         "extrapolated": needs is None or not trained.min() <= needs <= trained.max(),
     }
 
 
 def _exponents(fits: dict[str, Any], base: str) -> list[dict[str, Any]]:
-    """Each kind's exponents less the baseline's, with intervals from independent replicates."""
+    """Each kind's exponents less the baseline's, with intervals from independent replicates.
+
+    `differs` is None where one of the two has no interval: then nothing says whether they differ.
+    """
     found = []
     for kind, fitted in fits.items():
         if kind == base:
             continue
+        reason = _no_difference({name: fits[name] for name in (kind, base)})
         for name in ("alpha", "beta"):
             if name in fitted["figures"]["values"]:
-                pairs = zip(fitted["laws"], fits[base]["laws"], strict=False)
-                draws = [own.named()[name] - other.named()[name] for own, other in pairs]
                 own, other = (f["figures"]["values"][name] for f in (fitted, fits[base]))
-                ends = list(scaling.interval(draws))
+                ends = Interval(None, None, reason)
+                if reason is None:
+                    pairs = zip(fitted["draws"].laws, fits[base]["draws"].laws, strict=True)
+                    draws = [mine.named()[name] - base_.named()[name] for mine, base_ in pairs]
+                    ends = Interval(*scaling.interval(draws))
                 found.append({"kind": kind, "exponent": name, "difference": own - other})
-                found[-1] |= {"interval": ends}
+                found[-1] |= {"interval": [ends.low, ends.high], "no_interval": reason}
+                found[-1] |= {"differs": ends.excludes_zero}
     return found
+
+
+def _no_difference(pair: dict[str, dict[str, Any]]) -> str | None:
+    """Why the exponents of two kinds cannot be held against each other; None where they can.
+
+    One of them may lie on its law exactly: the other's scatter is that of the difference then.
+    """
+    reasons = {kind: fitted["figures"]["no_interval"] for kind, fitted in pair.items()}
+    if all(fitted["draws"] for fitted in pair.values()) and None in reasons.values():
+        return None
+    return "; ".join(f"{kind}: {reason}" for kind, reason in reasons.items() if reason)
+
+
+def _comparisons(result: dict[str, Any]) -> int:
+    """How many differences with an interval the result judges."""
+    judged = [row[axis] for row in result["effective"] for axis in _AXES if axis in row]
+    return sum(row["no_interval"] is None for row in (*judged, *result["exponents"]))
 
 
 def _says(
@@ -261,26 +328,21 @@ def _says(
         if figures["spare"] == 0:
             said.append(
                 f"{kind}: {figures['rows']} rows for as many free numbers. The curve goes through "
-                "every row, so nothing tests the formula; the intervals cover the rounding of the "
-                "losses alone, not the luck of a seed."
-            )
-        elif figures["spare"] < 3:
-            said.append(
-                f"{kind}: {figures['spare']} row(s) more than free numbers: rough intervals."
+                "every row, so nothing tests the formula."
             )
         if floor and not figures["floor_seen"]:
             said.append(f"{kind}: the rows show no floor (E = 0): they do not bend yet.")
     for row in result["exponents"]:
-        low, high = row["interval"]
-        if low is None or high is None:
-            continue
-        verdict = "the exponents differ" if low * high > 0 else "they are not told apart"
-        if not all(result["fits"][kind]["spare"] for kind in (row["kind"], result["baseline"])):
-            verdict = "no verdict, since no row is left over to judge by"
-        said.append(
+        lead = (
             f"{_GREEK[row['exponent']]} of {row['kind']} less {result['baseline']}'s: "
-            f"{row['difference']:+.3f} ({low:+.3f} to {high:+.3f}): {verdict}."
+            f"{row['difference']:+.3f}"
         )
+        if row["differs"] is None:
+            said.append(f"{lead}: no interval and no verdict ({row['no_interval']}).")
+            continue
+        low, high = row["interval"]
+        verdict = "the exponents differ" if row["differs"] else "they are not told apart"
+        said.append(f"{lead} ({low:+.3f} to {high:+.3f}): {verdict}.")
     for finding in result["contradictions"]:
         said.append(
             f"Line {finding['line']} ({finding['kind']}, {finding['parameters']:,.0f} parameters) "

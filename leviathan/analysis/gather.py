@@ -7,15 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from leviathan.analysis.runs import METRICS, Run, load_run, read_json
+from leviathan.config.identity import arm_of
 from leviathan.config.load import read_config
 from leviathan.console import say
 from leviathan.errors import DataError
 
 STUDY_FILE = "study.json"
-
-# What may differ between two runs of one arm: the seed, and what changes no result.
-_NOT_THE_ARM = ("run_dir", "seed", "data.path", "engine", "parallel", "checkpoint")
-_NOT_THE_ARM += ("train.micro_batch_size", "train.log_every", "train.eval_every")
 
 
 @dataclass(frozen=True)
@@ -68,17 +65,6 @@ def gather(paths: Sequence[Path]) -> Gathered:
     return _from_study(studies[0])
 
 
-def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one, by dotted keys."""
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, dict):
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
-
-
 def _study_folder(path: Path) -> Path | None:
     """The folder of a study's runs, if `path` means a study."""
     if path.suffix in (".yaml", ".yml"):
@@ -129,16 +115,14 @@ def _run_folder(folder: Path, record: dict[str, Any]) -> Path:
 
 
 def _by_configuration(runs: Sequence[Run]) -> list[Entry]:
-    """Arms by equal configurations but for the seed; the first run's arm is the baseline."""
+    """Arms by equal configurations but for the seed and what changes no result.
+
+    `leviathan.config.identity` says which keys these are. The first run's arm is the baseline.
+    """
     arms: list[str] = []
     for run in runs:
-        flat = flatten(run.config)
-        own = {
-            key: value
-            for key, value in flat.items()
-            if not any(key == name or key.startswith(f"{name}.") for name in _NOT_THE_ARM)
-        }
-        arm, number = json.dumps([run.data, own], sort_keys=True, default=str), 0
+        own = [run.data, arm_of(run.config)]
+        arm, number = json.dumps(own, sort_keys=True, default=str), 0
         # The same seed twice is no replicate: these are to be held against each other.
         taken = [other.seed for other, name in zip(runs, arms, strict=False) if name == arm]
         if run.seed in taken:

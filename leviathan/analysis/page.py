@@ -17,8 +17,18 @@ from leviathan.analysis.markup import (
 )
 from leviathan.analysis.page_parts import by_frequency, downstream, fairness, swept, what_differs
 from leviathan.analysis.picture import Picture
-from leviathan.analysis.table import Row, arm_title, comparison_rows, number, signed, speed_note
+from leviathan.analysis.table import (
+    Row,
+    arm_title,
+    comparison_rows,
+    load_note,
+    number,
+    signed,
+    speed_note,
+    within_note,
+)
 from leviathan.analysis.verdict import SMALL_RUN_TOKENS
+from leviathan.evaluate.intervals import MIN_SAMPLED, MIN_SPARE, comparisons_note
 
 Pictures = Mapping[str, Picture]
 COLUMNS = 4  # arms side by side that fit a page, on paper too
@@ -114,9 +124,10 @@ def _overview(groups: Sequence[dict[str, Any]], pictures: Pictures) -> str:
                 continue
             interval = relative["seeds"]
             low, high = signed(interval["low"], 4), signed(interval["high"], 4)
+            reason = f"no interval: {interval['no_interval']}"
             more = with_change(
                 signed(relative["validation_nats"], 4),
-                f"{low} to {high}" if interval["low"] is not None else "",
+                f"{low} to {high}" if interval["low"] is not None else reason,
             )
             for key, digits in (("loss_gain_percent", 2), ("perplexity_percent", 1)):
                 more += f"<td>{escape(signed(relative[key], digits, ' %'))}</td>"
@@ -126,11 +137,13 @@ def _overview(groups: Sequence[dict[str, Any]], pictures: Pictures) -> str:
     heads = ["", "arm", "baseline", "loss", "difference", "gain", "perplexity", "fewer tokens"]
     text = (
         "Change of perplexity to the baseline of the same group; bars are 95 % intervals over "
-        "seeds, where there are several."
+        "seeds, where there are enough of them."
     )
+    counted = sum(group["comparisons"]["seeds"] for group in groups)
     notes = caption(
         "Loss in nats per token. Gain: improvement of the loss, as the papers state it. Fewer "
-        "tokens: how many times sooner the arm is at the baseline's final loss.",
+        "tokens: how many times sooner the arm is at the baseline's final loss. "
+        + comparisons_note(counted),
         "note",
     )
     drawn = figure(pictures["gains"], "Perplexity change by group", text)
@@ -145,6 +158,11 @@ def _comparison(group: dict[str, Any]) -> str:
         notes.append(f"Small figures: change against {escape(arms[0]['label'])}.")
     if speed_note(group):
         notes.append(escape(speed_note(group)))
+    for note in (load_note(group), group["loss_note"], within_note(group)):
+        if note:
+            notes.append(escape(note))
+    if note := comparisons_note(group["comparisons"]["seeds"]):
+        notes.append(note)
     if any(len(arm["seeds"]) > 1 for arm in arms):
         notes.append("Figures are means over seeds, differences means over the pairs of one seed.")
     rows = comparison_rows(group)
@@ -240,6 +258,9 @@ def _seeds(group: dict[str, Any]) -> str:
         "test that the mean is zero; with few seeds it tells small differences from nothing only "
         "where they are very even."
     )
+    reasons = {arm["label"]: arm["relative"]["seeds"]["no_interval"] for arm in arms}
+    for label, reason in reasons.items():
+        text += f" No interval and no p for {escape(label)}: {reason}." if reason else ""
     return table(["", *(arm["label"] for arm in arms)], body) + caption(text, "note")
 
 
@@ -254,6 +275,8 @@ def _guide(report: dict[str, Any]) -> str:
         "An <b>interval over documents</b> says how much the difference depends on which documents "
         "were held out; it says nothing about another seed, another learning rate or a longer run. "
         "An <b>interval over seeds</b> covers the luck of weights and data order.",
+        f"There is <b>no interval</b> below {MIN_SPARE + 1} seeds or {MIN_SAMPLED} documents or "
+        "samples, nor where all of them agree exactly: it would be narrower than the truth allows.",
         "<b>Tokens to the baseline's final loss</b> are interpolated on the validation curve "
         "(on the smoothed training curve where that has fewer than three points).",
         "<b>Downstream</b> figures are the metric ± its standard error over samples; two models "

@@ -7,6 +7,7 @@ from leviathan.analysis import plots
 from leviathan.analysis.markup import caption, figure, row, table, with_change
 from leviathan.analysis.picture import Picture
 from leviathan.analysis.table import MISSING, number, score, signed, task_scale
+from leviathan.evaluate.intervals import comparisons_note
 
 _BESIDE = 4  # columns of losses and differences that fit a page together
 _LOSSES = 5  # columns of losses alone
@@ -26,9 +27,10 @@ def by_frequency(group: dict[str, Any], drawn: Picture | None) -> str:
     text = "Validation targets, sorted into buckets by how often the token occurs in training."
     if strata["pairs"]:
         text += (
-            " Below: paired difference with its 95 % interval, from resampling documents. The "
-            "interval does not cover the luck of the seed."
+            " Below: paired difference with its 95 % interval over documents, where there are ten "
+            "or more. The interval does not cover the luck of the seed. "
         )
+        text += comparisons_note(group["comparisons"]["frequency"])
     tables = [_strata_table(strata, scale) for scale in _SCALE_TITLES]
     name = "Loss by training frequency of the target"
     return figure(drawn, name, text) + "".join(tables)
@@ -69,9 +71,10 @@ def _strata_table(strata: dict[str, Any], scale: str) -> str:
 
 def _interval(one: dict[str, Any]) -> str:
     low, high = signed(one["low"], 3), signed(one["high"], 3)
-    return with_change(
-        signed(one["difference"], 3), f"{low} to {high}" if one["low"] is not None else ""
-    )
+    if one["low"] is None:
+        reason = f"no interval: {one['no_interval']}" if one["no_interval"] else ""
+        return with_change(signed(one["difference"], 3), reason)
+    return with_change(signed(one["difference"], 3), f"{low} to {high}")
 
 
 def downstream(group: dict[str, Any]) -> str:
@@ -89,8 +92,9 @@ def downstream(group: dict[str, Any]) -> str:
     heads = ["task", "samples", *(arm["label"] for arm in one_row_arms(group))]
     text = (
         "± standard error over samples. Small figures: difference to the baseline, and in units of "
-        "both standard errors together (σ); below about 2 σ a task does not tell the models apart."
+        "both standard errors together (σ); below about 2 σ a task does not tell the models apart. "
     )
+    text += comparisons_note(group["comparisons"]["tasks"], "lie beyond 2 σ")
     return table(heads, body) + caption(text, "note")
 
 
@@ -100,10 +104,13 @@ def one_row_arms(group: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _apart(cell: dict[str, Any], metric: str) -> str:
+    reason = f"no ±: {cell['no_interval']}" if cell.get("no_interval") else ""
     if cell.get("difference") is None:
-        return ""
+        return reason
     scale, _, digits = task_scale(metric)
     text = signed(scale * cell["difference"], digits)
+    if reason:
+        return f"{text}; {reason}"
     return f"{text} ({signed(cell['sigmas'], 1)} σ)" if cell.get("sigmas") is not None else text
 
 
@@ -121,18 +128,24 @@ def swept(group: dict[str, Any], drawn: Picture | None) -> tuple[str, str]:
                 ((i, p) for i, p in enumerate(arm["points"]) if p["swept"] == setting),
                 (None, None),
             )
-            text = number(point["loss"] if point else None, 4)
+            text = escape(number(point["loss"] if point else None, 4))
             best = index is not None and index == arm["best"]
-            cells += f"<td>{f'<b>{escape(text)}</b>' if best else escape(text)}</td>"
+            trained = escape(f"train {number(point['train_loss'], 4)}") if point else ""
+            small = f'<span class="change">{trained}</span>'
+            cells += f"<td>{f'<b>{text}</b>' if best else text}{small}</td>"
         body.append(row(setting, [], cells))
     ends = [arm["label"] for arm in found["arms"] if arm["at_the_end"]]
-    text = "Validation loss, nats per token; bold is the best of its arm."
+    text = (
+        "Validation loss, nats per token. Small: training loss, mean of the last tenth of the "
+        "steps; bold is the value with the least of it. The validation split judges the arms, so "
+        "it does not choose their values."
+    )
     if ends:
         text += (
-            f" The best of {escape(', '.join(ends))} lies at an end of what was tried: a value "
-            "beyond it may be better still."
+            f" The chosen value of {escape(', '.join(ends))} lies at an end of what was tried: a "
+            "value beyond it may be better still."
         )
-    text += " Everything below compares each arm at its own best."
+    text += " Everything below compares each arm at its chosen values."
     heads = ["", *(arm["label"] for arm in found["arms"])]
     drawing = figure(drawn, "Loss over the swept value", text)
     return f"Sweep of {', '.join(found['keys'])}", drawing + table(heads, body, coloured=True)
@@ -158,7 +171,9 @@ def fairness(group: dict[str, Any]) -> str:
         "losses are compared pairwise."
     )
     if group["sweep"]:
-        note += " Each arm has its own best swept values, so these differ."
+        note += " Each arm has its own swept values, chosen by training loss, so these differ."
+    if group["loss_note"]:
+        note += f" {group['loss_note']}"
     refused = "".join(
         f"<li><code>{escape(one['run'])}</code>: {escape(', '.join(one['differs']))}</li>"
         for one in pairing["unequal"]

@@ -1,7 +1,7 @@
 """Which runs may be compared: same data, order, tokenizer and budget, check by check."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from leviathan.analysis.gather import Entry
@@ -15,7 +15,9 @@ def _order(run: Run) -> str | None:
 
 
 def _evaluated_on(run: Run) -> str | None:
-    data = (run.perplexity or {}).get("data") or {}
+    if run.perplexity is None or run.compares_loop:
+        return "val, by the training loop" if run.loop_step is not None else None
+    data = run.perplexity.get("data") or {}
     return f"{data.get('split')} of {_short(data.get('fingerprint'))}" if data else None
 
 
@@ -34,7 +36,7 @@ CHECKS: tuple[tuple[str, Callable[[Run], str | None]], ...] = (
     ("Context length", lambda run: f"{run.config['model']['seq_len']:,} tokens"),
     ("Planned budget", lambda run: f"{run.planned_steps * run.tokens_per_step:,} tokens"),
     ("Trained so far", lambda run: f"{run.step * run.tokens_per_step:,} tokens"),
-    ("Evaluated at", lambda run: _step(run.evaluated_step)),
+    ("Evaluated at", lambda run: _step(run.loss_step)),
     ("Evaluated on", _evaluated_on),
 )
 
@@ -70,6 +72,32 @@ def differing(run: Run, base: Run) -> tuple[str, ...]:
         if values[0] != values[1] or not known:
             failed.append(name.lower())
     return tuple(failed)
+
+
+def with_common_losses(entries: Sequence[Entry]) -> tuple[list[Entry], str]:
+    """The runs with validation losses that can be compared, and what was done for it.
+
+    `leviathan perplexity` may have scored some of the runs only, or at another step, while the
+    training loop scored the same split of all of them at the same step. Then its losses count.
+    """
+    last = max((entry.run.loop_step or 0 for entry in entries), default=0)
+    scored = [entry for entry in entries if last and entry.run.loop_step == last]
+    evaluated = [entry.run.perplexity is not None for entry in scored]
+    steps = {entry.run.loss_step for entry in scored}
+    if not any(evaluated) or (all(evaluated) and len(steps) == 1):
+        return list(entries), ""
+    changed = [
+        replace(entry, run=replace(entry.run, compares_loop=entry.run.perplexity is not None))
+        if entry.run.loop_step == last
+        else entry
+        for entry in entries
+    ]
+    only = not all(evaluated)
+    why = "has not scored all of these runs" if only else "has not scored these runs at one step"
+    return changed, (
+        f"`leviathan perplexity` {why}, so the validation losses of the training loop at step "
+        f"{last:,} are compared, which they all have."
+    )
 
 
 def pairs_of(entries: Sequence[Entry]) -> list[Pair]:

@@ -75,7 +75,7 @@ def frequency(strata: dict[str, Any], scale: str = "absolute", name: str | None 
 
 
 def sweep(swept: dict[str, Any], name: str = "sweep") -> Picture:
-    """Final validation loss over the first swept key, a line an arm, the best ringed.
+    """Final validation loss over the first swept key, a line an arm, the chosen value ringed.
 
     Args:
         swept: the `sweep` part of a group.
@@ -100,16 +100,10 @@ def sweep(swept: dict[str, Any], name: str = "sweep") -> Picture:
             axes.plot(x, loss, style, color=colour(number), linewidth=1.4, **DOT, zorder=4)
             for at, point in zip(x, known, strict=True):
                 axes.plot([at, at], [point["low"], point["high"]], color=colour(number), zorder=3)
-            best = arm["points"][arm["best"]]
-            axes.plot(
-                place[best["values"][key]],
-                best["loss"],
-                "o",
-                markersize=11,
-                fillstyle="none",
-                color=colour(number),
-                zorder=5,
-            )
+            best = None if arm["best"] is None else arm["points"][arm["best"]]
+            if best is not None and best["loss"] is not None:
+                at, ring = place[best["values"][key]], {"markersize": 11, "fillstyle": "none"}
+                axes.plot(at, best["loss"], "o", color=colour(number), zorder=5, **ring)
             ends.append((loss[-1], arm["label"], colour(number)))
         if numeric and len(values) > 1:
             axes.set_xscale("log")
@@ -118,7 +112,7 @@ def sweep(swept: dict[str, Any], name: str = "sweep") -> Picture:
         axes.minorticks_off()
         axes.set_xlabel(key)
         axes.set_ylabel("validation loss, nats per token")
-        note(axes, 0.01, 0.97, "ring: best of its arm", va="top")
+        note(axes, 0.01, 0.97, "ring: least training loss of its arm", va="top")
         label_ends(axes, ends)
         return figure
 

@@ -22,6 +22,8 @@ _NEEDED: dict[str, type] = {
     "data.path": str,
 }
 METRICS = "metrics.jsonl"
+# A CPU so busy, and so busy with other work, slows a run down: shares of its time.
+CPU_BUSY, CPU_OTHERS = 0.9, 0.1
 FINAL_SHARE = 0.1  # the "final" training loss is the mean over this last share of the steps
 
 
@@ -39,6 +41,8 @@ class Run:
         perplexity, lm_eval: that evaluation's results, None where it was not run.
         strata: its per-document losses, None where `leviathan frequency` was not run.
         tokenizer, data: fingerprints of what was trained on; None where no file says.
+        compares_loop: the validation loss is that of the training loop though `perplexity` is
+            there, because another run has no other.
     """
 
     path: Path
@@ -52,6 +56,7 @@ class Run:
     strata: Strata | None
     tokenizer: str | None
     data: str | None
+    compares_loop: bool = False
 
     @property
     def kind(self) -> str:
@@ -83,9 +88,26 @@ class Run:
     @property
     def validation_loss(self) -> float | None:
         """Nats per token on the validation split: the whole-split evaluation, else the loop's."""
-        if self.perplexity is not None:
+        if self.perplexity is not None and not self.compares_loop:
             return self.perplexity["nats_per_token"]
         return float(self.validation[-1, 1]) if len(self.validation) else None
+
+    @property
+    def loop_step(self) -> int | None:
+        """Step of the training loop's last validation."""
+        return int(self.validation[-1, 0]) if len(self.validation) else None
+
+    @property
+    def loss_step(self) -> int | None:
+        """Step that `validation_loss` belongs to."""
+        if self.perplexity is not None and not self.compares_loop:
+            return self.evaluated_step
+        return self.loop_step
+
+    @property
+    def lr(self) -> float | None:
+        """Peak learning rate."""
+        return (self.config.get("optim") or {}).get("lr")
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -99,12 +121,31 @@ class Run:
 
     @property
     def train_seconds(self) -> float | None:
-        """Time spent in training steps: every logged interval at its own speed."""
-        speed = self.metrics.get("tokens_per_s")
+        """Time spent in training steps: every logged interval at its own speed.
+
+        Evaluating, saving and profiling are not in. An interval whose steps were all profiled has
+        no speed of its own and counts at the run's.
+        """
+        speed, profiled = self.metrics.get("tokens_per_s"), self.metrics.get("profiled_steps")
+        if speed is not None and profiled is not None:
+            speed = np.where(~np.isfinite(speed) & (profiled > 0), self.tokens_per_s or 0, speed)
         if speed is None or not np.all(speed > 0):
             return None
         intervals = np.diff(self.metrics["step"], prepend=0) * self.tokens_per_step
         return float((intervals / speed).sum())
+
+    @property
+    def overloaded(self) -> float | None:
+        """Share of the logged intervals in which other work kept the machine busy.
+
+        See `leviathan.train.cpu_load`; None where the run has not recorded it.
+        """
+        busy, others = self.metrics.get("cpu_busy"), self.metrics.get("cpu_others")
+        if busy is None or others is None:
+            return None
+        known = np.isfinite(busy) & np.isfinite(others)
+        crowded = (busy >= CPU_BUSY) & (others >= CPU_OTHERS)
+        return float(crowded[known].mean()) if known.any() else None
 
     @property
     def bits_per_byte(self) -> float | None:

@@ -1,4 +1,4 @@
-"""Scaling laws: L = E + A·N^-α + B·D^-β by robust regression, with bootstrap intervals.
+"""Scaling laws: L = E + A·N^-α + B·D^-β by robust regression, with intervals.
 
 N is parameters, D training tokens, L nats per token, E the floor that neither removes. Where a
 table varies only one of them, or both along one line, only one power law can be told from it.
@@ -12,8 +12,9 @@ from itertools import product
 from typing import Any, Literal
 
 import numpy as np
-from scipy.optimize import least_squares, lsq_linear
-from scipy.special import logsumexp
+
+from leviathan.analysis.robust import NO_FLOOR, minimize
+from leviathan.evaluate.intervals import CONFIDENCE, no_interval
 
 Form = Literal["n", "d", "nd"]
 FORMS: dict[Form, str] = {
@@ -21,14 +22,12 @@ FORMS: dict[Form, str] = {
     "d": "L = E + B·D^-β",
     "nd": "L = E + A·N^-α + B·D^-β",
 }
-HUBER_DELTA = 1e-3  # of log L, as in the source: larger residuals count by their size, not square
-CONFIDENCE = 0.95
-REPLICATES = 400
-_POLISHED = 12  # of all starts, those whose cost is least
+REPLICATES = 1000
+_REFIT_ITERATIONS = 40  # from the law itself, which is near
+EXACT = 1e-9  # of log L; a smaller scatter is that of the arithmetic
+_LEAST_SCALE = 1e-6  # nats
 _EXPONENTS = (0.15, 0.3, 0.5, 0.9)
 _FLOORS = (0.0, 0.3, 0.6, 0.8, 0.95)  # of the least loss
-_EXPONENT_BOUNDS = (0.01, 4.0)
-_NO_FLOOR = 1e-4  # nats; a floor this low is none
 
 
 @dataclass(frozen=True)
@@ -107,36 +106,61 @@ def fit(points: Points, form: Form, floor: bool = True) -> Law:
         form: which terms.
         floor: False fixes E = 0, a plain power law.
     """
-    units = tuple(float(np.exp(np.log(x).mean())) for x in (points.parameters, points.tokens))
-    starts = sorted((_cost(start, points, form, units), start) for start in _starts(points, form))
-    found = [
-        _polish(np.array(start), points, form, floor, units) for _, start in starts[:_POLISHED]
-    ]
-    return min(found, key=lambda law: law.cost)
+    axes, units = _axes(points, form)
+    target = np.log(points.loss)
+    starts = _starts(points.loss, axes, floor)
+    vectors, costs = minimize(starts, np.tile(target, (len(starts), 1)), axes, floor)
+    best = int(costs.argmin())
+    return _law(vectors[best], form, floor, units, float(costs[best]))
 
 
-def bootstrap(
+@dataclass(frozen=True)
+class Draws:
+    """What the law may be, given its rows' scatter: refits to losses that were drawn around it.
+
+    `noise` [replicates] is each replicate's scatter of log L around the law, which a single further
+    row has as well.
+    """
+
+    laws: tuple[Law, ...]
+    noise: np.ndarray
+
+
+def scatter(points: Points, law: Law, floor: bool = True) -> float:
+    """Standard deviation of log L around the law, for the spare rows; 0 where there are none."""
+    spare = len(points) - free_parameters(law.form, floor)
+    residuals = np.log(points.loss) - np.log(law.loss(points.parameters, points.tokens))
+    return float(np.sqrt((residuals**2).sum() / spare)) if spare > 0 else 0.0
+
+
+def no_fit_interval(points: Points, law: Law, floor: bool = True) -> str | None:
+    """Why a law's numbers have no interval; None where they have one."""
+    spread = scatter(points, law, floor)
+    exact = spread <= EXACT and not points.rounding.any()
+    return no_interval("row", len(points), free_parameters(law.form, floor), 0.0 if exact else None)
+
+
+def draw(
     points: Points, law: Law, floor: bool = True, replicates: int = REPLICATES, seed: int = 0
-) -> list[Law]:
-    """Laws fitted to losses drawn around `law`: its residuals, resampled, and the rounding.
+) -> Draws:
+    """Laws fitted to losses drawn around `law`: normal noise of its scatter, and the rounding.
 
-    With as many rows as free numbers there are no residuals: then only the rounding is covered.
+    A few residuals are no population to resample, and their standard deviation is itself uncertain:
+    each replicate draws it anew, from its distribution for so many spare rows (scaled inverse χ²).
+    That gives the intervals Student's width. At least one spare row is needed.
     """
     random = np.random.default_rng(seed)
-    expected = law.loss(points.parameters, points.tokens)
-    residuals = np.log(points.loss) - np.log(expected)
     spare = len(points) - free_parameters(law.form, floor)
-    # A robust fit goes through about as many rows as it is free in: their residuals are no noise.
-    order = np.argsort(np.abs(residuals))
-    noise = residuals[order[-spare:]] if spare > 0 else np.zeros(1)
-    noise = noise * np.sqrt(len(points) / max(1, spare))
-    laws = []
-    for _ in range(replicates):
-        drawn = expected * np.exp(random.choice(noise, len(points)))
-        drawn = drawn + random.uniform(-1, 1, len(points)) * points.rounding
-        start = _vector(law, floor)
-        laws.append(_polish(start, points.with_loss(drawn), law.form, floor, law.units))
-    return laws
+    noise = scatter(points, law, floor) * np.sqrt(spare / random.chisquare(spare, replicates))
+    expected = np.log(law.loss(points.parameters, points.tokens))
+    shape = (replicates, len(points))
+    drawn = np.exp(expected + random.normal(size=shape) * noise[:, None])
+    drawn = np.maximum(drawn + random.uniform(-1, 1, shape) * points.rounding, NO_FLOOR)
+    axes, _ = _axes(points, law.form, law.units)
+    start = np.tile(_vector(law, floor), (replicates, 1))
+    vectors, costs = minimize(start, np.log(drawn), axes, floor, _REFIT_ITERATIONS)
+    pairs = zip(vectors, costs.tolist(), strict=True)
+    return Draws(tuple(_law(v, law.form, floor, law.units, cost) for v, cost in pairs), noise)
 
 
 def interval(values: Sequence[float | None]) -> tuple[float | None, float | None]:
@@ -159,88 +183,41 @@ def line_of(points: Points) -> float | None:
     return float(slope) if np.abs(d - slope * n - intercept).max() < 0.15 else None
 
 
-def _starts(points: Points, form: Form) -> list[tuple[float, ...]]:
+def _axes(
+    points: Points, form: Form, units: tuple[float, float] | None = None
+) -> tuple[list[np.ndarray], tuple[float, float]]:
+    """log(N/unit) and log(D/unit) of the form's terms, and the units: else geometric means."""
+    both = (points.parameters, points.tokens)
+    if units is None:
+        units = (float(np.exp(np.log(both[0]).mean())), float(np.exp(np.log(both[1]).mean())))
+    logs = [np.log(x / unit) for x, unit in zip(both, units, strict=True)]
+    return [log for log, letter in zip(logs, "nd", strict=True) if letter in form], units
+
+
+def _starts(loss: np.ndarray, axes: Sequence[np.ndarray], floor: bool) -> np.ndarray:
     """(log E, log scale, exponent, …) with the scales solved for each choice of the rest."""
-    axes = [x for x, letter in ((points.parameters, "n"), (points.tokens, "d")) if letter in form]
-    axes = [x / np.exp(np.log(x).mean()) for x in axes]
     starts = []
-    for floor, *exponents in product(_FLOORS, *[_EXPONENTS] * len(axes)):
-        height = floor * points.loss.min()
-        basis = np.stack([x**-p for x, p in zip(axes, exponents, strict=True)], axis=1)
-        scales = lsq_linear(basis, points.loss - height, bounds=(1e-6, np.inf)).x
+    floors = _FLOORS if floor else (0.0,)
+    for share, *exponents in product(floors, *[_EXPONENTS] * len(axes)):
+        height = share * loss.min()
+        basis = np.exp([-p * log for log, p in zip(axes, exponents, strict=True)]).T
+        scales = np.maximum(np.linalg.lstsq(basis, loss - height, rcond=None)[0], _LEAST_SCALE)
         terms = [part for pair in zip(np.log(scales), exponents, strict=True) for part in pair]
-        starts.append((float(np.log(max(height, _NO_FLOOR))), *map(float, terms)))
-    return starts
+        starts.append([float(np.log(max(height, NO_FLOOR)))] * floor + [*map(float, terms)])
+    return np.array(starts)
 
 
-def _predict(
-    vector: np.ndarray, points: Points, form: Form, units: Sequence[float]
-) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
-    """log L, each part's logarithm [parts, R], and log(N/unit), log(D/unit) of the form's axes."""
-    logs = [
-        np.log(x / unit)
-        for x, unit, letter in zip((points.parameters, points.tokens), units, "nd", strict=True)
-        if letter in form
-    ]
-    parts = [np.full(len(points), vector[0])]
-    parts += [vector[1 + 2 * i] - vector[2 + 2 * i] * log for i, log in enumerate(logs)]
-    stacked = np.stack(parts)
-    return np.asarray(logsumexp(stacked, axis=0)), stacked, logs
-
-
-def _cost(start: Sequence[float], points: Points, form: Form, units: Sequence[float]) -> float:
-    predicted, _, _ = _predict(np.array(start), points, form, units)
-    return float(np.abs(predicted - np.log(points.loss)).sum())
-
-
-def _polish(
-    start: np.ndarray, points: Points, form: Form, floor: bool, units: Sequence[float]
+def _law(
+    vector: np.ndarray, form: Form, floor: bool, units: tuple[float, float], cost: float
 ) -> Law:
-    """The local optimum from a start; without a floor its logarithm is held far below."""
-    held = np.log(_NO_FLOOR) - 10
-    target = np.log(points.loss)
-    low = np.array([np.log(_NO_FLOOR) - 1, *[-20, _EXPONENT_BOUNDS[0]] * len(form)])
-    high = np.array([target.min() - 1e-9, *[20, _EXPONENT_BOUNDS[1]] * len(form)])
-
-    def whole(vector: np.ndarray) -> np.ndarray:
-        return vector if floor else np.concatenate([[held], vector])
-
-    def residuals(vector: np.ndarray) -> np.ndarray:
-        return _predict(whole(vector), points, form, units)[0] - target
-
-    def jacobian(vector: np.ndarray) -> np.ndarray:
-        predicted, parts, logs = _predict(whole(vector), points, form, units)
-        weight = np.exp(parts - predicted)
-        columns = [weight[0]]
-        for index, log in enumerate(logs, start=1):
-            columns += [weight[index], -weight[index] * log]
-        return np.stack(columns, axis=1)[:, 0 if floor else 1 :]
-
-    if not floor:
-        start, low, high = start[-2 * len(form) :], low[1:], high[1:]
-    found = least_squares(
-        residuals,
-        np.clip(start, low + 1e-9, high - 1e-9),
-        jac=jacobian,  # type: ignore[arg-type]  # a function is taken too
-        bounds=(low, high),
-        loss="huber",
-        f_scale=HUBER_DELTA,
-        max_nfev=300,
-    )
-    vector = whole(found.x)
-    pairs = iter(zip(np.exp(vector[1::2]).tolist(), vector[2::2].tolist(), strict=True))
+    height = float(np.exp(vector[0])) if floor else 0.0
+    rest = vector[int(floor) :]
+    pairs = iter(zip(np.exp(rest[0::2]).tolist(), rest[1::2].tolist(), strict=True))
     terms = (next(pairs) if "n" in form else None, next(pairs) if "d" in form else None)
-    height = float(np.exp(vector[0]))
-    return Law(
-        form,
-        height if height > _NO_FLOOR else 0.0,
-        terms,
-        (units[0], units[1]),
-        float(found.cost),
-    )
+    return Law(form, height if height > NO_FLOOR else 0.0, terms, units, cost)
 
 
 def _vector(law: Law, floor: bool) -> np.ndarray:
     parts = [[np.log(term[0]), term[1]] for term in law.terms if term is not None]
     flat = [value for part in parts for value in part]
-    return np.array([np.log(max(law.floor, _NO_FLOOR)), *flat] if floor else [0.0, *flat])
+    return np.array([np.log(max(law.floor, NO_FLOOR)), *flat] if floor else flat)

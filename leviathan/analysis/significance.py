@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
-CONFIDENCE = 0.95
+from leviathan.evaluate import intervals
 
 
 def mean_of(values: Sequence[float | None]) -> float | None:
@@ -19,18 +18,9 @@ def over_seeds(differences: Sequence[float]) -> dict[str, Any]:
     """Mean of paired differences, one a seed, with Student's interval and two-sided p.
 
     Returns:
-        `seeds`, `mean`, and from two seeds on `std`, `low`, `high`, `p`; None before.
+        `seeds`, `mean`, `std` from two seeds on; `low`, `high` and `p` where `no_interval` does not
+        say why there are none.
     """
-    count = len(differences)
-    result: dict[str, Any] = {"seeds": count, "mean": mean_of(differences)}
-    result |= dict.fromkeys(("std", "low", "high", "p"))
-    if count < 2:
-        return result
-    values = np.asarray(differences, dtype=float)
-    std = float(values.std(ddof=1))
-    if std == 0:
-        return result | {"std": 0.0}
-    half = float(stats.t.ppf(0.5 + CONFIDENCE / 2, count - 1)) * std / np.sqrt(count)
-    mean = float(values.mean())
-    p = float(2 * stats.t.sf(abs(mean) / (std / np.sqrt(count)), count - 1))
-    return result | {"std": std, "low": mean - half, "high": mean + half, "p": p}
+    found, std, p = intervals.over_seeds(differences)
+    result = {"seeds": len(differences), "mean": mean_of(differences), "std": std, "p": p}
+    return result | found.as_dict()

@@ -1,4 +1,8 @@
-"""Sweeps: the final loss at every value, and which value suits each arm best."""
+"""Sweeps: the final loss at every value, and which value suits each arm best.
+
+The value is chosen by the training loss. The validation split judges the arms afterwards, and a
+value chosen on it would make every arm look better than it is, the more values were tried.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,13 +10,16 @@ from typing import Any
 from leviathan.analysis.gather import Entry
 from leviathan.analysis.significance import mean_of
 
+CHOSEN_BY = "train_loss"
+
 
 def sweep_of(entries: Sequence[Entry]) -> dict[str, Any] | None:
     """Validation loss by arm and swept values, mean over seeds; None without a sweep.
 
     Returns:
-        `keys`, and `arms`: per arm its points (values, loss, low, high, seeds) in the order of the
-        study, the index of the best, and whether that lies at an end of the values tried.
+        `keys`, `chosen_by`, and `arms`: per arm its points (values, validation `loss`, `low`,
+        `high`, `train_loss`, `seeds`) in the order of the study, the index of the one with the
+        least training loss, and whether that lies at an end of the values tried.
     """
     if not any(entry.sweep for entry in entries):
         return None
@@ -20,22 +27,27 @@ def sweep_of(entries: Sequence[Entry]) -> dict[str, Any] | None:
     arms = []
     for label in dict.fromkeys(entry.arm for entry in entries):
         points = [_point(own) for own in _by_values(entries, label)]
-        known = [i for i, point in enumerate(points) if point["loss"] is not None]
-        best = min(known, key=lambda i: points[i]["loss"], default=None)
+        best = _best(points)
         arms.append({"label": label, "points": points, "best": best})
         arms[-1]["at_the_end"] = best is not None and _at_an_end(points, best, keys)
-    return {"keys": keys, "arms": arms}
+    return {"keys": keys, "chosen_by": CHOSEN_BY, "arms": arms}
 
 
 def best_entries(entries: Sequence[Entry]) -> list[Entry]:
-    """Of every arm, the runs at the values with its least loss (all of it, if no loss is known)."""
+    """Of every arm, the runs at the values with its least training loss, else the first values."""
     kept: list[Entry] = []
     for label in dict.fromkeys(entry.arm for entry in entries):
         settings = _by_values(entries, label)
-        losses = [_point(own)["loss"] for own in settings]
-        known = [(loss, i) for i, loss in enumerate(losses) if loss is not None]
-        kept += settings[min(known)[1]] if known else settings[0]
+        kept += settings[_best([_point(own) for own in settings]) or 0]
     return kept
+
+
+def _best(points: Sequence[dict[str, Any]]) -> int | None:
+    """Index of the point with the least training loss; None where none is known."""
+    known = [
+        (point[CHOSEN_BY], i) for i, point in enumerate(points) if point[CHOSEN_BY] is not None
+    ]
+    return min(known)[1] if known else None
 
 
 def _by_values(entries: Sequence[Entry], label: str) -> list[list[Entry]]:
@@ -54,6 +66,7 @@ def _point(entries: Sequence[Entry]) -> dict[str, Any]:
         "values": entries[0].sweep,
         "swept": entries[0].swept,
         "loss": loss,
+        "train_loss": mean_of([entry.run.train_loss for entry in entries]),
         "low": min(known) if loss is not None else None,
         "high": max(known) if loss is not None else None,
         "seeds": len(entries),

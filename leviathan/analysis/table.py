@@ -6,9 +6,11 @@ from typing import Any
 
 from rich.table import Table
 
+from leviathan.analysis.runs import CPU_BUSY, CPU_OTHERS
 from leviathan.console import as_text
 
 MISSING = "–"
+OVERLOADED = 0.1  # of the logged intervals: beyond, the speed carries a note
 VALIDATION = "Validation loss, nats per token"
 MEASURED_ON = "· measured on"
 
@@ -53,7 +55,8 @@ def comparison_rows(group: dict[str, Any]) -> list[Row]:
         row("Size", "· body", _part("body")),
         row("Size", "FLOPs per token", _of("flops_per_token", 0), _change("flops_percent", 2)),
         row("Size", "Training FLOPs", _flops),
-        row("Cost", "Training tokens per s", _of("tokens_per_s", 0), _percent("speed_percent")),
+        row("Setting", "Peak learning rate", _lr),
+        row("Cost", "Training tokens per s", _speed, _percent("speed_percent")),
         row("Cost", MEASURED_ON, _machines),
         row("Cost", "Time in training steps", _duration, _percent("train_seconds_percent")),
         row("Cost", "Steps", _steps),
@@ -87,10 +90,9 @@ def terminal_table(report: dict[str, Any]) -> str:
             cells = (f"{value}  {change}".rstrip() for value, change in row.cells)
             table.add_row(row.name, *cells)
         lines.append(as_text(table))
-        if speed_note(group):
-            lines.append(speed_note(group))
-        if group["pairing"]["note"]:
-            lines.append(group["pairing"]["note"])
+        notes = [speed_note(group), load_note(group), group["loss_note"], group["pairing"]["note"]]
+        notes += [within_note(group), differences_note(group), sweep_note(group)]
+        lines += [note for note in notes if note]
     return "\n".join([*lines, report["verdict"]])
 
 
@@ -100,6 +102,51 @@ def speed_note(group: dict[str, Any]) -> str:
     if len(machines) != 1 or not (own := machines.pop()):
         return ""
     return f"Tokens per s were measured on {'; '.join(own)}."
+
+
+def load_note(group: dict[str, Any]) -> str:
+    """Which speeds were measured while other work kept the machine busy."""
+    arms = [arm for arm in group["arms"] if arm["overloaded"] >= OVERLOADED]
+    if not arms:
+        return ""
+    shares = ", ".join(f"{arm['label']}: {100 * arm['overloaded']:.0f} %" for arm in arms)
+    return (
+        f"* Measured on an overloaded machine: at least {100 * CPU_OTHERS:.0f} % of its CPU time "
+        f"went to other processes while at least {100 * CPU_BUSY:.0f} % was in use, in this share "
+        f"of the logged intervals: {shares}. These speeds and times say little."
+    )
+
+
+def differences_note(group: dict[str, Any]) -> str:
+    """What was set differently between the arms, key by key; the embedding's own keys as one."""
+    shown = []
+    for one in group["config_differences"]:
+        key = one["key"]
+        if key.startswith("model.embedding.") and key != "model.embedding.kind":
+            continue
+        values = ", ".join(MISSING if value is None else str(value) for value in one["values"])
+        shown.append(f"{key} ({values})")
+    return f"Set differently, arm by arm: {'; '.join(shown)}." if shown else ""
+
+
+def within_note(group: dict[str, Any]) -> str:
+    """Runs of one arm that an engine computed differently; they are averaged all the same."""
+    parts = [
+        f"{arm['label']}: {', '.join(arm['differs_within'])}"
+        for arm in group["arms"]
+        if arm["differs_within"]
+    ]
+    return f"Runs of one arm differ in more than the seed: {'; '.join(parts)}." if parts else ""
+
+
+def sweep_note(group: dict[str, Any]) -> str:
+    """How the settings of a swept arm were chosen."""
+    if not group["sweep"]:
+        return ""
+    return (
+        f"Each arm is shown at the {', '.join(group['sweep']['keys'])} with its least training "
+        "loss; the validation split that judges the arms did not choose."
+    )
 
 
 def arm_title(arm: dict[str, Any]) -> str:
@@ -166,9 +213,21 @@ def _gain(arm: dict[str, Any]) -> str:
 
 def _over_seeds(arm: dict[str, Any]) -> str:
     seeds = (arm.get("relative") or {}).get("seeds")
-    if not seeds or seeds["low"] is None:
+    if not seeds:
         return MISSING
+    if seeds["low"] is None:
+        return f"no interval: {seeds['no_interval']}"
     return f"{signed(seeds['low'], 4)} to {signed(seeds['high'], 4)}"
+
+
+def _speed(arm: dict[str, Any]) -> str:
+    text = _of("tokens_per_s", 0)(arm)
+    return f"{text} *" if text != MISSING and arm["overloaded"] >= OVERLOADED else text
+
+
+def _lr(arm: dict[str, Any]) -> str:
+    known = [f"{lr:g}" for lr in arm["lr"] if lr is not None]
+    return ", ".join(known) or MISSING
 
 
 def _efficiency(arm: dict[str, Any]) -> dict[str, Any]:

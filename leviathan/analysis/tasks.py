@@ -5,13 +5,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from leviathan.analysis.gather import Entry
+from leviathan.evaluate.intervals import no_standard_error
 
 
 def tasks_of(by_arm: Mapping[str, Sequence[Entry]]) -> list[dict[str, Any]]:
     """One row a task and metric: per arm value, standard error over samples, and difference.
 
     `sigmas` is the difference in units of both standard errors together: that of two independent
-    samples, so it is cautious where both models answered the same questions.
+    samples, so it is cautious where both models answered the same questions. A standard error of
+    too few samples, or of samples that all agree, is left out; `no_interval` then says why.
     """
     scores = {label: _arm_scores(own) for label, own in by_arm.items()}
     keys = sorted({key for arm in scores.values() for key in arm})
@@ -43,13 +45,15 @@ def _arm_scores(entries: Sequence[Entry]) -> dict[tuple[str, str], dict[str, Any
     for key, rows in found.items():
         values = [row["value"] for row in rows if row["value"] is not None]
         errors = [row["stderr"] for row in rows if row["stderr"] is not None]
+        stderr = sum(errors) / len(errors) if errors and len(errors) == len(rows) else None
+        reason = no_standard_error(rows[0]["samples"], stderr) if stderr is not None else None
         means[key] = {
             "value": sum(values) / len(values) if len(values) == len(rows) else None,
             # The questions are the same for all seeds: more seeds do not make them more.
-            "stderr": sum(errors) / len(errors) if errors and len(errors) == len(rows) else None,
+            "stderr": stderr if reason is None else None,
             "samples": rows[0]["samples"],
             "seeds": len(rows),
-        }
+        } | ({"no_interval": reason} if reason else {})
     return means
 
 

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from leviathan.evaluate.intervals import Interval, comparisons_note
+
 SMALL_RUN_TOKENS = 1_000_000_000
 _MANY = 4  # outcomes beyond which only the best and the worst are told
 
@@ -41,44 +43,51 @@ def _group_outcome(group: dict[str, Any]) -> list[str]:
     if not arms:
         return [group["pairing"]["note"]] if group["pairing"]["note"] else []
     arms.sort(key=lambda arm: arm["relative"]["validation_nats"])
+    count = comparisons_note(sum(_interval_of(group, arm)[2] is None for arm in arms))
     told = arms if len(arms) <= _MANY else [arms[0], arms[-1]]
     lead = f"{group['name']}: " if group["name"] else ""
     sentences = [_outcome(group, arm) for arm in told]
     if len(told) < len(arms):
         sentences[0] = f"Of {len(arms)} arms, {sentences[0]}"
         sentences[1] = f"Last, {sentences[1]}"
-    return [lead + sentences[0], *sentences[1:]]
+    return [lead + sentences[0], *sentences[1:], *([count] if count else [])]
 
 
 def _outcome(group: dict[str, Any], arm: dict[str, Any]) -> str:
     relative, base = arm["relative"], group["arms"][0]
-    nats, seeds = relative["validation_nats"], relative["seeds"]
+    nats = relative["validation_nats"]
     side = "below" if nats < 0 else "above"
     # Over the seeds that were paired, so that the figures of this sentence belong together.
     return (
         f"{arm['label']} ends at {arm['validation_loss']:.4f} nats per token on the validation "
-        f"split, {abs(nats):.4f} {side} {base['label']}{_interval(group, arm, seeds)}: its "
+        f"split, {abs(nats):.4f} {side} {base['label']}{_interval(group, arm)}: its "
         f"perplexity is {abs(relative['perplexity_percent']):.1f} % "
         f"{'lower' if relative['perplexity_percent'] < 0 else 'higher'}."
     )
 
 
-def _interval(group: dict[str, Any], arm: dict[str, Any], seeds: dict[str, Any]) -> str:
-    """Over seeds where there are several, else over documents."""
+def _interval(group: dict[str, Any], arm: dict[str, Any]) -> str:
+    """The arm's interval, or why there is none."""
+    over, found, reason = _interval_of(group, arm)
+    if reason is not None:
+        return f" (no interval: {reason})"
+    ends = f"{found.low:+.4f} to {found.high:+.4f}"
+    apart = "" if found.excludes_zero else "not "
+    told = f", {apart}told apart from zero" if over != "documents" else ""
+    return f" (95 % interval over {over}: {ends}{told})".replace("-", "−")
+
+
+def _interval_of(group: dict[str, Any], arm: dict[str, Any]) -> tuple[str, Interval, str | None]:
+    """Over seeds where there are enough, else over documents: over what, and the interval."""
+    seeds, pair = arm["relative"]["seeds"], _pair_of(group["frequency"], arm["label"])
     if seeds["low"] is not None:
-        told_apart = seeds["low"] * seeds["high"] > 0
-        text = (
-            f" (95 % interval over {seeds['seeds']} seeds: {seeds['low']:+.4f} to "
-            f"{seeds['high']:+.4f}, {'' if told_apart else 'not '}told apart from zero)"
-        )
-        return text.replace("-", "−")
-    pair = _pair_of(group["frequency"], arm["label"])
+        return f"{seeds['seeds']} seeds", Interval(seeds["low"], seeds["high"]), None
     nats = arm["relative"]["validation_nats"]
     # The strata may stand for another split than the validation loss: then they say nothing of it.
     if pair and pair["all"]["low"] is not None and abs(pair["all"]["difference"] - nats) < 1e-3:
-        low, high = pair["all"]["low"], pair["all"]["high"]
-        return f" (95 % interval over documents: {low:+.4f} to {high:+.4f})".replace("-", "−")
-    return ""
+        return "documents", Interval(pair["all"]["low"], pair["all"]["high"]), None
+    reasons = [seeds["no_interval"], pair["all"]["no_interval"] if pair else None]
+    return "", Interval(None, None), ", ".join(reason for reason in reasons if reason)
 
 
 def _pair_of(frequency: dict[str, Any] | None, label: str) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,15 @@ def draft_dir(run_dir: Path, step: int) -> Path:
     return final.with_name(SAVING + final.name)
 
 
+def superseded(steps: Sequence[int], keep: CheckpointConfig) -> list[int]:
+    """Of complete checkpoints, oldest first, those that go now that the last one is saved."""
+    return [
+        step
+        for step in steps[: -keep.keep_last]
+        if not (keep.keep_every and step % keep.keep_every == 0)
+    ]
+
+
 def prune(run_dir: Path, keep: CheckpointConfig, step: int) -> None:
     """Of the complete checkpoints up to the one just saved, removes all that need not be kept.
 
@@ -108,9 +118,8 @@ def prune(run_dir: Path, keep: CheckpointConfig, step: int) -> None:
     false one. One of a later step is none of this run's: it neither counts nor goes.
     """
     ours = [path for path in complete_checkpoints(run_dir) if step_of(path) <= step]
-    for directory in ours[: -keep.keep_last]:
-        if keep.keep_every and step_of(directory) % keep.keep_every == 0:
-            continue
+    gone = set(superseded([step_of(path) for path in ours], keep))
+    for directory in (path for path in ours if step_of(path) in gone):
         going = directory.with_name(_REMOVING + directory.name)
         shutil.rmtree(going, ignore_errors=True)
         directory.rename(going)

@@ -1,4 +1,8 @@
-"""docs/configuration.md, written from the models that read the configuration: `make docs`."""
+"""Pages written from the code that they describe: `make docs`.
+
+docs/configuration.md comes from the models that read the configuration, and the table in
+docs/checkpoints.md of keys that may change from `leviathan.config.identity`.
+"""
 
 import json
 import sys
@@ -11,10 +15,14 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import BaseModel, ByteSize
 from pydantic.fields import FieldInfo
 
+from leviathan.config.identity import markdown_table
 from leviathan.config.schema import ModelFile, PrepConfig, RunConfig
 from leviathan.config.study import StudyConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
+CHECKPOINTS_PAGE = PAGE.with_name("checkpoints.md")
+_BEGIN = "<!-- Written by `make docs` from leviathan/config/identity.py. -->\n"
+_END = "<!-- End of what `make docs` writes. -->\n"
 _FILES: dict[str, tuple[type[BaseModel], str]] = {
     "A run": (RunConfig, "`leviathan train`, `launch`, `check`; examples in `configs/run/`."),
     "A model alone": (ModelFile, "`leviathan params`; examples in `configs/model/`."),
@@ -56,6 +64,14 @@ def page() -> str:
         parts.append(f"## {title}\n\n{said}\n")
         parts += _sections(schema, "", seen)
     return "\n".join(parts)
+
+
+def checkpoints_page(text: str) -> str:
+    """docs/checkpoints.md with its table of keys as `leviathan.config.identity` has it."""
+    before, _, rest = text.partition(_BEGIN)
+    _, _, after = rest.partition(_END)
+    assert after, f"{CHECKPOINTS_PAGE}: the marks around the table are gone"
+    return f"{before}{_BEGIN}\n{markdown_table()}\n\n{_END}{after}"
 
 
 def _sections(schema: type[BaseModel], path: str, seen: set[type[BaseModel]]) -> Iterator[str]:
@@ -160,4 +176,6 @@ def _repeated(annotation: Any) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
-    sys.stderr.write(f"{PAGE}: written\n")
+    former = CHECKPOINTS_PAGE.read_text(encoding="utf-8")
+    CHECKPOINTS_PAGE.write_text(checkpoints_page(former), encoding="utf-8")
+    sys.stderr.write(f"{PAGE}, {CHECKPOINTS_PAGE}: written\n")

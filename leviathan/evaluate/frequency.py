@@ -13,6 +13,7 @@ from leviathan.data.dataset import Dataset
 from leviathan.data.files import check_file, write_atomic
 from leviathan.data.format import COUNTS_FILE
 from leviathan.errors import DataError
+from leviathan.evaluate.intervals import comparisons_note
 from leviathan.evaluate.ranks import Ranks, joined
 from leviathan.evaluate.scoring import (
     Described,
@@ -23,7 +24,15 @@ from leviathan.evaluate.scoring import (
     score_split,
     write_json,
 )
-from leviathan.evaluate.strata import BUCKETS, SCALES, Scale, Strata, bucket_of, paired_difference
+from leviathan.evaluate.strata import (
+    BUCKETS,
+    SCALES,
+    Scale,
+    Strata,
+    bucket_of,
+    comparisons_of,
+    paired_difference,
+)
 
 
 def frequency(
@@ -49,7 +58,7 @@ def frequency(
 
     Returns:
         `runs` (label, and per scale one row a bucket) and `pairs` (each other checkpoint minus the
-        first, with bootstrap intervals over documents).
+        first, with 95 % intervals over documents, or why there is none).
 
     Raises:
         CheckpointError: no whole checkpoint there.
@@ -162,7 +171,9 @@ def frequency_table(result: dict[str, Any]) -> str:
         "absolute": "occurrences in training",
         "relative": "share of training tokens",
     }
-    return as_text(*(_rich_table(result, scale, name) for scale, name in names.items()))
+    text = as_text(*(_rich_table(result, scale, name) for scale, name in names.items()))
+    note = comparisons_note(comparisons_of(result["pairs"]))
+    return f"{text}\n{note}" if note else text
 
 
 def _label(loaded: Loaded, taken: Sequence[str]) -> str:
@@ -245,8 +256,10 @@ def _rich_table(result: dict[str, Any], scale: Scale, name: str) -> Table:
     return table
 
 
-def _interval(row: dict[str, float | None]) -> str:
+def _interval(row: dict[str, Any]) -> str:
     text = f"{row['difference']:+.3f}"
     if row["low"] is not None:
         text += f" ({row['low']:+.3f} to {row['high']:+.3f})"
+    elif row["no_interval"]:
+        return f"{text.replace('-', '−')} (no interval: {row['no_interval']})"
     return text.replace("-", "−")

@@ -6,6 +6,7 @@ from typing import Any
 from rich.table import Table
 
 from leviathan.console import as_text
+from leviathan.evaluate.intervals import no_standard_error
 
 
 def plain(value: Any) -> Any:
@@ -40,7 +41,9 @@ def results_table(result: dict[str, Any]) -> str:
             if not filtered or metric.endswith("_stderr"):
                 continue
             error = metrics.get(f"{metric}_stderr,{filtered}")
-            spread = f"{error:.4f}" if isinstance(error, float | int) else ""
+            spread = ""
+            if isinstance(error, float | int):
+                spread = no_standard_error(samples, error) or f"{error:.4f}"
             table.add_row(task, metric, _shown(value), spread, str(samples))
     for task, figures in result["leviathan"].get("rolling", {}).items():
         table.add_row(task, "token perplexity", _shown(figures["perplexity"]), "", "")

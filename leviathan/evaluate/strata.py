@@ -5,6 +5,7 @@ Plain numpy, so that the report can read and pair what an evaluation left behind
 
 import io
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,13 +14,10 @@ import numpy as np
 
 from leviathan.data.files import write_atomic
 from leviathan.errors import DataError
+from leviathan.evaluate.intervals import CONFIDENCE, Interval, over_documents
 
 Scale = Literal["absolute", "relative"]
 SCALES: tuple[Scale, ...] = ("absolute", "relative")
-
-CONFIDENCE = 0.95
-REPLICATES = 2_000
-_REPLICATE_CELLS = 8_000_000  # documents × replicates drawn at once: 64 MB of weights
 
 
 @dataclass(frozen=True)
@@ -143,12 +141,16 @@ class Strata:
         return float(self.nats["absolute"].sum() / max(1, self.tokens["absolute"].sum()))
 
 
-def paired_difference(base: Strata, other: Strata, seed: int = 0) -> dict[str, Any]:
+def paired_difference(base: Strata, other: Strata) -> dict[str, Any]:
     """Loss of `other` minus loss of `base` on the same targets, negative where `other` is better.
 
-    The interval is a percentile bootstrap that draws whole documents, since the tokens of one
-    document are no independent observations. It says how far the difference depends on the
-    documents, not on the seed of the training run.
+    The interval takes whole documents as observations, since the tokens of one document are not
+    independent. It says how far the difference depends on the documents, not on the seed of the
+    training run. Below ten documents there is none, and `no_interval` says why.
+
+    Returns:
+        Per scale one row a bucket, and `all`: `difference`, `low`, `high`, `documents`,
+        `no_interval`; and `comparisons`: how many rows of a scale have an interval.
 
     Raises:
         DataError: the two were not computed on the same targets.
@@ -158,18 +160,24 @@ def paired_difference(base: Strata, other: Strata, seed: int = 0) -> dict[str, A
             "the two models were scored on different targets, so no paired difference exists: "
             f"{base.identity} and {other.identity}; score both on one data set"
         )
-    result: dict[str, Any] = {"confidence": CONFIDENCE, "replicates": REPLICATES}
+    result: dict[str, Any] = {"confidence": CONFIDENCE}
     for scale in SCALES:
-        gain = other.nats[scale] - base.nats[scale]
-        rows = _intervals(gain, base.tokens[scale], seed)
+        gain, tokens = other.nats[scale] - base.nats[scale], base.tokens[scale]
         result[scale] = [
-            {"bucket": bucket.label, **row}
-            for bucket, row in zip(BUCKETS[scale], rows, strict=True)
+            {"bucket": bucket.label, **_difference(gain[:, column], tokens[:, column])}
+            for column, bucket in enumerate(BUCKETS[scale])
         ]
     whole = other.nats["absolute"] - base.nats["absolute"]
-    tokens = base.tokens["absolute"]
-    result["all"] = _intervals(whole.sum(1, keepdims=True), tokens.sum(1, keepdims=True), seed)[0]
+    result["all"] = _difference(whole.sum(1), base.tokens["absolute"].sum(1))
+    result["comparisons"] = {
+        scale: sum(row["low"] is not None for row in result[scale]) for scale in SCALES
+    }
     return result
+
+
+def comparisons_of(pairs: Sequence[dict[str, Any]]) -> int:
+    """How many intervals the tables of these paired differences show, over both scales."""
+    return sum(sum(pair["comparisons"].values()) for pair in pairs)
 
 
 def _same_targets(base: Strata, other: Strata) -> bool:
@@ -178,33 +186,9 @@ def _same_targets(base: Strata, other: Strata) -> bool:
     )
 
 
-def _intervals(gain: np.ndarray, tokens: np.ndarray, seed: int) -> list[dict[str, float | None]]:
-    """Mean and interval of each column of `gain` [N, K] per token, documents being rows."""
-    draws = _bootstrap(gain, tokens, seed)
-    tail = (1 - CONFIDENCE) / 2
-    rows: list[dict[str, float | None]] = []
-    for column in range(gain.shape[1]):
-        count = tokens[:, column].sum()
-        if not count:
-            rows.append({"difference": None, "low": None, "high": None})
-            continue
-        low = high = None
-        if (tokens[:, column] > 0).sum() >= 2:
-            usable = draws[np.isfinite(draws[:, column]), column]
-            low, high = (float(value) for value in np.quantile(usable, [tail, 1 - tail]))
-        rows.append({"difference": float(gain[:, column].sum() / count), "low": low, "high": high})
-    return rows
-
-
-def _bootstrap(gain: np.ndarray, tokens: np.ndarray, seed: int) -> np.ndarray:
-    """Per-token mean of `gain` in every replicate, [replicates, K]; NaN where none was drawn."""
-    documents = len(gain)
-    generator = np.random.default_rng(seed)
-    at_once = max(1, min(REPLICATES, _REPLICATE_CELLS // max(1, documents)))
-    parts = []
-    for first in range(0, REPLICATES, at_once):
-        size = min(at_once, REPLICATES - first)
-        weights = generator.multinomial(documents, np.full(documents, 1 / documents), size=size)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            parts.append((weights @ gain) / (weights @ tokens))
-    return np.concatenate(parts)
+def _difference(gain: np.ndarray, tokens: np.ndarray) -> dict[str, Any]:
+    """Mean of `gain` per token over documents [N], with its interval or why there is none."""
+    count, documents = int(tokens.sum()), int((tokens > 0).sum())
+    found = over_documents(gain, tokens) if count else Interval(None, None)
+    difference = float(gain.sum() / count) if count else None
+    return {"difference": difference, "documents": documents, **found.as_dict()}

@@ -74,7 +74,7 @@ def check(config: RunConfig, asked: Asked) -> Report:
         check_folder(report, config, info)
     if info is not None:
         with report.about("checkpoints"):
-            check_checkpoints(report, config)
+            check_checkpoints(report, config, world)
     if config.init_from is not None and not complete_checkpoints(config.run_dir):
         with report.about("init_from"):
             check_first_weights(report, config)

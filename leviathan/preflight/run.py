@@ -9,9 +9,9 @@ from pathlib import Path
 from leviathan.checkpoint.init_from import check_init_from
 from leviathan.checkpoint.layout import complete_checkpoints, resolve_checkpoint, step_of
 from leviathan.checkpoint.load import verify_checkpoint
+from leviathan.checkpoint.retention import retention
 from leviathan.config.plan import RunPlan
 from leviathan.config.schema import RunConfig
-from leviathan.data.dataset import tokenizer_bytes
 from leviathan.data.format import DatasetInfo
 from leviathan.errors import ConfigError
 from leviathan.model.accounting import account
@@ -20,7 +20,6 @@ from leviathan.model.memory import memory
 from leviathan.model.scale import USABLE, Hardware, estimate
 from leviathan.preflight.report import Report, duration, size
 from leviathan.train.run_dir import LOCK, first_start, model_groups, resumed_start
-from leviathan.train.saving import BYTES_PER_PARAMETER, SMALL_FILES
 
 TIGHT = 0.8  # of the memory: beyond, fragmentation may be too much
 TILE = 8  # of bf16 values: tensor cores take matrices in multiples of it
@@ -143,32 +142,22 @@ def check_memory(report: Report, plan: RunPlan, target: Target) -> None:
         report.say("memory", "green", why)
 
 
-def saved_steps(config: RunConfig) -> tuple[int, list[int]]:
-    """How often a whole run saves, and the steps whose checkpoints stay."""
-    keep, steps = config.checkpoint, config.train.steps
-    saves = list(range(keep.every, steps + 1, keep.every)) if keep.every else []
-    saves += [] if saves and saves[-1] == steps else [steps]
-    marked = [s for s in saves if keep.keep_every and s % keep.keep_every == 0]
-    return len(saves), sorted({*marked, *saves[-keep.keep_last :]})
-
-
-def check_checkpoints(report: Report, config: RunConfig) -> None:
+def check_checkpoints(report: Report, config: RunConfig, world_size: int = 1) -> None:
     """What is kept against the free space of the run folder's disk."""
-    bytes_each = account(config.model).total * BYTES_PER_PARAMETER + SMALL_FILES
-    bytes_each += tokenizer_bytes(config.data)
-    count, stay = saved_steps(config)
-    at_once = len(stay) + (count > len(stay))  # a former one goes when the new one is whole
-    there, place = len(complete_checkpoints(config.run_dir)), existing_folder(config.run_dir)
-    wanted, free = max(1, at_once - there) * bytes_each, shutil.disk_usage(place).free
+    plan, place = retention(config, world_size), existing_folder(config.run_dir)
+    free = shutil.disk_usage(place).free
+    wanted = max(plan.bytes_needed, plan.bytes_each)
     report.figures["checkpoints"] = {
-        "bytes": bytes_each,
-        "saves": count,
-        "kept": len(stay),
+        "bytes": plan.bytes_each,
+        "saves": plan.saves,
+        "kept": len(plan.kept),
+        "at_once": plan.at_once,
         "free_bytes": free,
     }
     why = (
-        f"{size(bytes_each)} each, {count:,} saved, {len(stay):,} kept (at most {at_once:,} at "
-        f"once, {size(at_once * bytes_each)}); {size(free)} free at {place}"
+        f"{size(plan.bytes_each)} each, {plan.saves:,} saved, {len(plan.kept):,} kept (at most "
+        f"{plan.at_once:,} at once, {size(plan.at_once * plan.bytes_each)}); {size(free)} free at "
+        f"{place}"
     )
     seconds = report.figures.get("seconds", 0)
     if free < wanted:

@@ -25,6 +25,7 @@ from leviathan.optim import lr_at
 from leviathan.parallel.launch_env import keep_pages, read_launch_env, share_cores
 from leviathan.parallel.mesh import Mesh, init_mesh
 from leviathan.parallel.watch import Watch
+from leviathan.train.cpu_load import CpuLoad, local_pids
 from leviathan.train.log_file import METRICS, logged_losses
 from leviathan.train.metrics import Metrics
 from leviathan.train.profiling import Profiler, ProfileWish
@@ -108,9 +109,14 @@ def _run(
                 microbatches = stream.microbatches(step, mesh.dp_rank, mesh.dp)
             lr, done = lr_at(config.optim, steps, step), step + 1
             logs = plan.is_due("log", done) or done == 1
-            with profiler.step(done), clock.sampling(logs):
+            profiled = profiler.covers(done)
+            with (
+                metrics.apart(profiled),
+                profiler.step(done),
+                clock.sampling(logs and not profiled),
+            ):
                 stats = engine.train_step(microbatches, lr)
-            metrics.add(stats)
+            metrics.add(stats, timed=not profiled)
             stop = signal.agreed(also=saving.failed)
             bar.advance(1, metrics.note(stats))
             spiking = _is_spike(stats, metrics, batch.spike_deviations)
@@ -188,6 +194,7 @@ def _metrics(config: RunConfig, mesh: Mesh, start: Start, info: DatasetInfo) -> 
             peak_flops=config.train.peak_flops,
         )
         if mesh.rank == 0:
+            metrics.load = CpuLoad(local_pids(about))
             metrics.tracker = Tracker(config, start.run_id, start.step, about)
     return metrics
 

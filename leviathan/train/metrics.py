@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from leviathan.engine.base import StepStats
+from leviathan.train.cpu_load import CpuLoad
 from leviathan.train.log_file import append, plain, rewind
 from leviathan.train.spikes import WINDOW
 from leviathan.train.tracker import Tracker
@@ -42,6 +43,7 @@ class Metrics:
 
     Attributes:
         tracker: gets every line as well, once it is set.
+        load: says how busy the machine is with other work, once it is set.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Metrics:
         self.losses = deque(losses, WINDOW)  # the last that were logged
         self.skipped_in_a_row = 0
         self.tracker: Tracker | None = None
+        self.load: CpuLoad | None = None
         self._path, self._writes = path, writes
         self._flops, self._six_n_flops = flops_per_token, six_n_flops_per_token
         self._world_size, self._steps_left = world_size, steps - step
@@ -81,7 +84,7 @@ class Metrics:
 
     def _restart_clock(self) -> None:
         self._since, self._tokens_then, self._waited = time.perf_counter(), self.tokens, 0.0
-        self._saved = 0.0
+        self._saved, self._profiled = 0.0, 0
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -91,8 +94,11 @@ class Metrics:
         self._waited += time.perf_counter() - begin
 
     @contextmanager
-    def apart(self, saving: bool = False) -> Iterator[None]:
-        """Time spent inside (evaluation, saving) is not training time."""
+    def apart(self, on: bool = True, saving: bool = False) -> Iterator[None]:
+        """Time spent inside (evaluation, saving, a profiled step) is not training time, if `on`."""
+        if not on:
+            yield
+            return
         begin = time.perf_counter()
         yield
         seconds = time.perf_counter() - begin
@@ -101,9 +107,19 @@ class Metrics:
         if self._steady is not None:
             self._steady = (self._steady[0] + seconds, self._steady[1])
 
-    def add(self, stats: StepStats) -> None:
-        """Counts one step."""
+    def add(self, stats: StepStats, timed: bool = True) -> None:
+        """Counts one step.
+
+        Args:
+            stats: of the step.
+            timed: False for a step whose time was kept `apart`: its tokens count for no speed.
+        """
         self.tokens += stats.tokens
+        if not timed:
+            self._profiled += 1
+            self._tokens_then += stats.tokens
+            if self._steady is not None:
+                self._steady = (self._steady[0], self._steady[1] + stats.tokens)
         self.skipped += stats.skipped
         self.skipped_in_a_row = self.skipped_in_a_row + 1 if stats.skipped else 0
         self._steps_left -= 1
@@ -122,8 +138,10 @@ class Metrics:
         return (self.tokens - tokens) / max(1e-9, time.perf_counter() - since)
 
     @property
-    def tokens_per_s(self) -> float:
-        """Target tokens a second over all ranks, since the last logged step."""
+    def tokens_per_s(self) -> float | None:
+        """Target tokens a second over all ranks, since the last logged step; None if none count."""
+        if self._profiled and self.tokens == self._tokens_then:
+            return None
         return (self.tokens - self._tokens_then) / max(1e-9, time.perf_counter() - self._since)
 
     def _seconds_left(self, tokens_per_step: int) -> float | None:
@@ -167,15 +185,17 @@ class Metrics:
             grad_norm=stats.grad_norm,
             lr=lr,
             tokens_per_s=rate,
-            mfu=rate * self._flops / peak if peak else None,
+            mfu=rate * self._flops / peak if peak and rate is not None else None,
             data_wait_s=self._waited,
             skipped=self.skipped,
-            tokens_per_s_per_rank=rate / self._world_size,
-            mfu_6n=rate * self._six_n_flops / peak if peak else None,
+            tokens_per_s_per_rank=rate / self._world_size if rate is not None else None,
+            mfu_6n=rate * self._six_n_flops / peak if peak and rate is not None else None,
             peak_flops=peak or None,
             checkpoint_s=self._saved,
             eta_s=self._seconds_left(stats.tokens),
             **(sampled or {}),
+            **(self.load.figures() if self.load is not None else {}),
+            **({"profiled_steps": self._profiled} if self._profiled else {}),
             **({} if spike_rows is None else {"spike_rows": list(spike_rows)}),
         )
         line_loss = plain(stats.loss)

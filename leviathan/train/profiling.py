@@ -65,6 +65,7 @@ class Profiler:
 
     def __init__(self, wish: ProfileWish | None, run_dir: Path, mesh: Mesh, compiled: bool) -> None:
         self._wish = wish if mesh.rank == 0 else None
+        self._steps = range(wish.first, wish.last + 1) if wish is not None else range(0)
         self._cuda, self._compiled = mesh.device.type == "cuda", compiled
         self._modules: list[tuple[str, nn.Module]] = []
         self._hooks: list[Any] = []
@@ -87,6 +88,10 @@ class Profiler:
             if name and not inside:
                 self._modules.append((name, module))
         return model
+
+    def covers(self, number: int) -> bool:
+        """Whether the `number`-th step is profiled; the same on every rank."""
+        return number in self._steps
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:

@@ -19,6 +19,7 @@ from leviathan import __version__
 from leviathan.checkpoint.layout import read_state, step_of, tidy
 from leviathan.checkpoint.load import newest_whole, read_run_config
 from leviathan.checkpoint.manifest import CONFIG, RUN, write_json
+from leviathan.config.identity import changed_keys, flatten
 from leviathan.config.load import dump_config
 from leviathan.config.schema import RunConfig
 from leviathan.data.files import write_atomic
@@ -31,10 +32,6 @@ from leviathan.parallel.launch_env import machine_name
 from leviathan.parallel.mesh import Mesh
 from leviathan.train.log_file import METRICS, writing
 
-# What may change from one start of a run to the next; anything else would make it another run.
-FREE = ("run_dir", "data.path", "engine", "parallel", "checkpoint", "train.micro_batch_size")
-FREE += ("train.log_every", "train.eval_every", "train.spike_deviations", "train.peak_flops")
-FREE += ("model.embedding.tp", "data.remote", "data.cache_limit", "evaluate", "tracking")
 LOCK = ".lock"
 
 
@@ -161,15 +158,11 @@ def resumed_start(config: RunConfig, info: DatasetInfo, checkpoint: Path) -> Sta
 
 def _same_run(config: RunConfig, former: RunConfig, source: Path) -> None:
     """Raises ConfigError naming every key that would turn this run into another one."""
-    free = FREE
-    if config.optim.schedule == former.optim.schedule == "constant":
-        free += ("train.steps",)  # no later step depends on how long the run is
-    here, there = flat(config.model_dump(mode="json")), flat(former.model_dump(mode="json"))
+    now, before = config.model_dump(mode="json"), former.model_dump(mode="json")
+    here, there = flatten(now), flatten(before)
     differing = [
         f"{key}: {there.get(key)} in the run so far, {here.get(key)} now"
-        for key in [*here, *(there.keys() - here.keys())]
-        if here.get(key) != there.get(key)
-        and not any(key == name or key.startswith(name + ".") for name in free)
+        for key in changed_keys(before, now)
     ]
     if differing:
         raise ConfigError(
@@ -178,14 +171,6 @@ def _same_run(config: RunConfig, former: RunConfig, source: Path) -> None:
             + "\n  ".join(differing)
             + "\nGo on with the former values, or choose another run_dir."
         )
-
-
-def flat(tree: dict[str, Any], path: str = "") -> dict[str, Any]:
-    """Nested mappings as one: dotted key → value."""
-    leaves: dict[str, Any] = {}
-    for key, value in tree.items():
-        leaves |= flat(value, f"{path}{key}.") if isinstance(value, dict) else {path + key: value}
-    return leaves
 
 
 def describe(config: RunConfig, info: DatasetInfo, mesh: Mesh, start: Start) -> dict[str, Any]:

@@ -5,18 +5,13 @@ from contextlib import suppress
 from typing import Any
 
 from leviathan.checkpoint.handle import SaveHandle
-from leviathan.checkpoint.layout import complete_checkpoints
+from leviathan.checkpoint.retention import retention
 from leviathan.checkpoint.save import save_checkpoint, try_saving
 from leviathan.config.schema import RunConfig
 from leviathan.console import say
-from leviathan.data.dataset import tokenizer_bytes
 from leviathan.engine.base import Engine
 from leviathan.errors import CheckpointError
-from leviathan.model.accounting import account
 from leviathan.parallel.mesh import Mesh
-
-BYTES_PER_PARAMETER = 12  # fp32: weight and two moments
-SMALL_FILES = 2**16  # configuration, state, manifest, DCP's metadata
 
 
 class Saving:
@@ -52,7 +47,7 @@ class Saving:
         """
         with self._mesh.together():
             if self._mesh.rank == 0:
-                check_room(self._config)
+                check_room(self._config, self._mesh.world_size)
         if not resumed:
             try_saving(self._config.run_dir, self._mesh, self._engine.save)
 
@@ -73,19 +68,14 @@ class Saving:
         self._last = save_checkpoint(self._config, self._mesh, full, self._engine.save)
 
 
-def check_room(config: RunConfig) -> None:
+def check_room(config: RunConfig, world_size: int = 1) -> None:
     """Holds the checkpoints that a run will keep against the free space of its disk.
 
     Raises:
         CheckpointError: there is no room for one.
     """
-    size = account(config.model).total * BYTES_PER_PARAMETER + SMALL_FILES
-    size += tokenizer_bytes(config.data)
-    keep, steps = config.checkpoint, config.train.steps
-    saves = steps // keep.every + 1 if keep.every else 1
-    kept = min(saves, keep.keep_last + 1)  # the former ones go when the new one is whole
-    kept += steps // keep.keep_every if keep.keep_every else 0
-    wanted = max(0, kept - len(complete_checkpoints(config.run_dir))) * size
+    plan = retention(config, world_size)
+    size, wanted = plan.bytes_each, plan.bytes_needed
     free = shutil.disk_usage(config.run_dir).free
     if free < size:
         raise CheckpointError(
@@ -95,7 +85,7 @@ def check_room(config: RunConfig) -> None:
     if free < wanted:
         say(
             f"{config.run_dir}: the checkpoints to be kept at once will take "
-            f"{wanted / 1e6:,.1f} MB (up to {kept} of {size / 1e6:,.1f} MB), but only "
+            f"{wanted / 1e6:,.1f} MB (up to {plan.at_once} of {size / 1e6:,.1f} MB), but only "
             f"{free / 1e6:,.1f} MB are free: make room, or lower checkpoint.keep_last",
             style="yellow",
         )

@@ -10,9 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from scipy import stats
 
+from leviathan.analysis.compare import compare
 from leviathan.analysis.losses import read_table
+from leviathan.analysis.page_parts import downstream
 from leviathan.analysis.report import build_report, terminal_table
 from leviathan.errors import DataError
 
@@ -165,12 +168,12 @@ def test_one_unequal_run_does_not_drop_the_other_pairs(make_run: MakeRun, tmp_pa
 
 
 def test_seeds_are_one_arm(make_run: MakeRun, tmp_path: Path) -> None:
-    gains = {1: -0.04, 2: -0.07, 3: -0.01}
+    gains = {1: -0.04, 2: -0.09, 3: 0.01, 4: -0.04}
     runs = [make_run(f"a{seed}", "tied", seed=seed) for seed in gains]
     runs += [make_run(f"b{s}", "leviathan", offset=gain, seed=s) for s, gain in gains.items()]
     report = build_report(runs, tmp_path / "out")
     (group,) = report["groups"]
-    assert [arm["seeds"] for arm in group["arms"]] == [[1, 2, 3]] * 2
+    assert [arm["seeds"] for arm in group["arms"]] == [[1, 2, 3, 4]] * 2
     seeds = group["arms"][1]["relative"]["seeds"]
     expected = stats.ttest_1samp(list(gains.values()), 0)
     assert seeds["mean"] == pytest.approx(-0.04)
@@ -178,11 +181,146 @@ def test_seeds_are_one_arm(make_run: MakeRun, tmp_path: Path) -> None:
     interval = expected.confidence_interval()
     assert (seeds["low"], seeds["high"]) == pytest.approx((interval.low, interval.high))
     band = group["curves"][1]["difference"]
-    assert band["low"][-1] == pytest.approx(-0.07)
-    assert band["high"][-1] == pytest.approx(-0.01)
-    assert "over 3 seeds" in report["verdict"]
+    assert band["low"][-1] == pytest.approx(-0.09)
+    assert band["high"][-1] == pytest.approx(0.01)
+    assert "over 4 seeds" in report["verdict"]
     assert "not told apart from zero" in report["verdict"]
     assert "Seeds, one by one" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_three_seeds_are_too_few_for_an_interval(make_run: MakeRun, tmp_path: Path) -> None:
+    gains = {1: -0.04, 2: -0.05, 3: -0.045}
+    runs = [make_run(f"a{seed}", "tied", seed=seed) for seed in gains]
+    runs += [make_run(f"b{s}", "leviathan", offset=gain, seed=s) for s, gain in gains.items()]
+    report = build_report(runs, tmp_path / "out")
+    (group,) = report["groups"]
+    seeds = group["arms"][1]["relative"]["seeds"]
+    assert (seeds["low"], seeds["high"], seeds["p"]) == (None, None, None)
+    assert seeds["no_interval"] == "3 seeds; 4 needed"
+    assert seeds["std"] == pytest.approx(0.005)
+    assert "told apart" not in report["verdict"]
+    for shown in (terminal_table(report), (tmp_path / "out" / "report.html").read_text()):
+        assert "3 seeds; 4 needed" in shown
+    assert "no_interval" in (tmp_path / "out" / "arms.csv").read_text().splitlines()[0]
+
+
+CHANGES_NO_RESULT = {
+    "tracking": {"wandb": {"project": "p", "name": "NAME"}},
+    "train": {"peak_flops": "NUMBER", "spike_deviations": "NUMBER", "log_every": "NUMBER"},
+    "model": {"embedding": {"tp": "NAME"}},
+    "evaluate": {"every": "NUMBER"},
+    "data": {"remote": "NAME", "cache_limit": "NUMBER"},
+    "optim": {"max_skipped": "NUMBER"},
+    "engine": {"kind": "NAME"},
+}
+
+
+@pytest.mark.parametrize("section", CHANGES_NO_RESULT)
+def test_what_changes_no_result_makes_no_other_arm(section: str, make_run: MakeRun) -> None:
+    def changed(path: Path, number: int) -> Path:
+        file = path / "config.yaml"
+        config = yaml.safe_load(file.read_text())
+        text = json.dumps(CHANGES_NO_RESULT[section])
+        text = text.replace('"NUMBER"', str(number)).replace("NAME", f"name{number}")
+        new = json.loads(text)
+        if section == "model":
+            config["model"]["embedding"] |= new["embedding"]
+        else:
+            config[section] = config.get(section, {}) | new
+        file.write_text(yaml.safe_dump(config))
+        return path
+
+    runs = [changed(make_run(f"a{seed}", "tied", seed=seed), seed) for seed in (1, 2)]
+    (group,) = compare(runs)["groups"]
+    assert [arm["seeds"] for arm in group["arms"]] == [[1, 2]]
+    assert group["arms"][0]["differs_within"] == {
+        "engine": ["engine.kind"], "model": ["model.embedding.tp"]
+    }.get(section, [])  # fmt: skip
+
+
+def test_perplexity_of_one_run_alone_does_not_refuse_the_pair(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    """Both have a validation loss of the training loop at the same step."""
+    runs = [make_run("a", "tied"), make_run("b", "leviathan", offset=-0.04, evaluated=False)]
+    report = build_report(runs, tmp_path / "out")
+    (group,) = report["groups"]
+    loop = 4.95 + 4.1 * np.exp(-200 / 45)
+    assert [arm["validation_loss"] for arm in group["arms"]] == pytest.approx([loop, loop - 0.04])
+    assert group["arms"][1]["relative"]["validation_nats"] == pytest.approx(-0.04)
+    assert "has not scored all of these runs" in group["loss_note"]
+    for shown in (terminal_table(report), (tmp_path / "out" / "report.html").read_text()):
+        assert "validation losses of the training loop at step 200" in shown
+
+
+def test_perplexity_at_two_steps_falls_back_too(make_run: MakeRun) -> None:
+    runs = [make_run("a", "tied"), make_run("b", "leviathan", offset=-0.04)]
+    folder = runs[1] / "evaluation"
+    (folder / "step-00000200").rename(folder / "step-00000150")
+    (group,) = compare(runs)["groups"]
+    assert "at one step" in group["loss_note"]
+    assert group["arms"][1]["relative"]["validation_nats"] == pytest.approx(-0.04)
+
+
+def test_frequency_of_one_run_alone_changes_no_pair(make_run: MakeRun) -> None:
+    runs = [make_run("a", "tied"), make_run("b", "leviathan", offset=-0.04, evaluated=False)]
+    next(runs[0].glob("evaluation/*/perplexity.json")).unlink()
+    (group,) = compare(runs)["groups"]
+    assert group["loss_note"] == ""
+    assert group["arms"][1]["relative"]["validation_nats"] == pytest.approx(-0.04)
+
+
+def test_the_rate_of_every_arm_and_what_else_differs(make_run: MakeRun) -> None:
+    runs = [make_run("a", "tied"), make_run("b", "leviathan", offset=-0.04)]
+    for run, lr in zip(runs, (4e-3, 8e-3), strict=True):
+        config = yaml.safe_load((run / "config.yaml").read_text())
+        config["optim"] = {"lr": lr, "warmup_steps": 10}
+        (run / "config.yaml").write_text(yaml.safe_dump(config))
+    report = compare(runs)
+    text = terminal_table(report)
+    assert [arm["lr"] for arm in report["groups"][0]["arms"]] == [[4e-3], [8e-3]]
+    assert re.search(r"Peak learning rate\D+0\.004\D+0\.008", text)
+    assert "model.embedding.kind (tied, leviathan); optim.lr (0.004, 0.008)" in text
+
+
+def test_the_number_of_comparisons_stands_beside_them(make_run: MakeRun, tmp_path: Path) -> None:
+    runs = [make_run("a", "tied")]
+    runs += [make_run(kind, kind, offset=-0.01 * n) for n, kind in enumerate("bcd", start=1)]
+    report = build_report(runs, tmp_path / "out")
+    (group,) = report["groups"]
+    pairs = group["frequency"]["pairs"]
+    intervals = sum(row["low"] is not None for pair in pairs for row in pair["absolute"])
+    assert group["comparisons"] == {
+        "arms": 3, "seeds": 0, "frequency": 2 * intervals, "tasks": 3
+    }  # fmt: skip
+    assert "3 comparisons, not corrected for their number" in report["verdict"]
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert f"{2 * intervals} comparisons, not corrected" in page
+    assert "lie beyond 2 σ by chance" in page
+
+
+@pytest.mark.parametrize(
+    ("samples", "stderr", "reason"),
+    [(9, 0.049, "9 samples; 10 needed"), (100, 0.0, "all 100 samples agree exactly")],
+)
+def test_no_standard_error_of_few_or_equal_samples(
+    make_run: MakeRun, samples: int, stderr: float, reason: str
+) -> None:
+    runs = [make_run("a", "tied"), make_run("b", "leviathan", offset=-0.04)]
+    for run in runs:
+        file = next(run.glob("evaluation/*/lm_eval.json"))
+        found = json.loads(file.read_text())
+        found["results"]["next_line"]["acc_stderr,none"] = stderr
+        found["n-samples"]["next_line"]["effective"] = samples
+        file.write_text(json.dumps(found))
+    (group,) = compare(runs)["groups"]
+    (task,) = group["tasks"]
+    assert task["arms"][1]["stderr"] is None
+    assert "sigmas" not in task["arms"][1]
+    assert reason in task["arms"][1]["no_interval"]
+    page = downstream(group)
+    assert f"no ±: {reason}" in page
+    assert "45.0 ±" not in page
 
 
 def study(folder: Path, runs: list[dict[str, Any]]) -> Path:
@@ -243,6 +381,29 @@ def test_a_sweep_compares_the_best(make_run: MakeRun, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "sweep.csv").exists()
 
 
+def test_the_swept_value_is_not_chosen_on_the_split_that_judges(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    """By validation loss 2e-3 would win; by training loss, which does not judge, 1e-3 does."""
+    runs = []
+    for arm in ("tied", "leviathan"):
+        for lr, offset, judged in ((1e-3, -0.1, 0.0), (2e-3, 0.0, -0.3)):
+            made = make_run(f"{arm}-{lr}", arm, offset=offset)
+            file = next(made.glob("evaluation/*/perplexity.json"))
+            values = json.loads(file.read_text()) | {"nats_per_token": 5 + judged}
+            file.write_text(json.dumps(values))
+            place = {"name": f"{arm}-{lr}", "group": "", "arm": arm, "sweep": {"optim.lr": lr}}
+            runs.append({**place, "baseline": arm == "tied", "run_dir": str(made)})
+    report = build_report([study(tmp_path / "study", runs)], tmp_path / "out")
+    (group,) = report["groups"]
+    assert [arm["swept"] for arm in group["arms"]] == ["lr 0.001"] * 2
+    assert [arm["validation_loss"] for arm in group["arms"]] == [5.0] * 2
+    assert group["sweep"]["chosen_by"] == "train_loss"
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "it does not choose their values" in page
+    assert "the validation split that judges the arms did not choose" in terminal_table(report)
+
+
 def test_unevaluated_and_unfinished_run(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run("a", evaluated=False)
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
@@ -262,6 +423,36 @@ def test_repeated_step_counts_once(make_run: MakeRun, tmp_path: Path) -> None:
     report = build_report([run], tmp_path / "out")
     assert steps(report, 0)[-1] == (200, 4.25)  # a step without a loss has no point
     assert report["runs"][0]["train_seconds"] is None
+
+
+def test_profiled_intervals_count_at_the_speed_of_the_run(make_run: MakeRun) -> None:
+    run = make_run("a")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        if line["step"] == 100 and "loss" in line:
+            line |= {"tokens_per_s": None, "profiled_steps": 5}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (arm,) = compare([run])["groups"][0]["arms"]
+    assert arm["train_seconds"] == pytest.approx(200 * 16 * 256 / 9_000)
+
+
+@pytest.mark.parametrize(("busy", "others", "noted"), [(1.0, 0.4, True), (1.0, 0.0, False)])
+def test_a_speed_of_an_overloaded_machine_carries_a_note(
+    make_run: MakeRun, busy: float, others: float, noted: bool
+) -> None:
+    runs = [make_run("a", "tied"), make_run("b", "leviathan", offset=-0.04)]
+    file = runs[1] / "metrics.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for line in lines[::2]:
+        line |= {"cpu_busy": busy, "cpu_others": others}
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    report = compare(runs)
+    text = terminal_table(report)
+    assert ("Measured on an overloaded machine" in text) == noted
+    assert ("7,500 *" in text) == noted
+    assert "9,000 *" not in text
+    assert report["runs"][0]["overloaded"] is None
+    assert report["runs"][1]["overloaded"] == (1.0 if noted else 0.0)
 
 
 def test_two_runs_of_one_kind_are_told_apart(make_run: MakeRun, tmp_path: Path) -> None:

@@ -14,6 +14,12 @@ def test_the_page_is_up_to_date():
     assert reference.PAGE.read_text() == reference.page(), "run `make docs`"
 
 
+def test_the_table_of_resumable_keys_is_up_to_date():
+    text = reference.CHECKPOINTS_PAGE.read_text()
+    assert text == reference.checkpoints_page(text), "run `make docs`"
+    assert "| `tracking` |" in text
+
+
 @pytest.mark.parametrize("schema", [RunConfig, PrepConfig, StudyConfig])
 def test_every_key_has_a_row_with_a_meaning(schema):
     rows = re.findall(r"^\| `(\w+)` \| (.+) \| (.*) \| (.+) \|$", reference.page(), re.MULTILINE)

@@ -1,12 +1,14 @@
-"""Buckets and the paired bootstrap."""
+"""Buckets and paired differences over documents."""
 
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from leviathan.errors import DataError
+from leviathan.evaluate.intervals import over_documents
 from leviathan.evaluate.strata import BUCKETS, SCALES, Strata, bucket_of, paired_difference
 
 
@@ -42,34 +44,54 @@ def test_every_frequency_has_one_bucket(scale: str) -> None:
 
 def test_paired_difference_by_hand() -> None:
     width = len(BUCKETS["absolute"])
-    tokens = np.zeros((3, width), dtype=np.int64)
-    tokens[:, 1], tokens[0, 2] = [2, 3, 5], 4
-    base, other = np.zeros((3, width)), np.zeros((3, width))
-    other[:, 1], other[0, 2] = [-1.0, -3.0, 1.0], 2.0
+    tokens = np.zeros((12, width), dtype=np.int64)
+    tokens[:, 1], tokens[:3, 2] = 10, [2, 3, 5]
+    base, other = np.zeros((12, width)), np.zeros((12, width))
+    other[:, 1], other[:3, 2] = np.arange(12) - 6.0, [-1.0, -3.0, 1.0]
     result = paired_difference(strata(base, tokens), strata(other, tokens))
     rows = result["absolute"]
-    assert rows[0] == {"bucket": "0", "difference": None, "low": None, "high": None}
-    assert rows[1]["difference"] == pytest.approx(-3 / 10)
-    # With three documents every replicate's mean is one of few values between the extremes.
-    assert -1 <= rows[1]["low"] < rows[1]["difference"] < rows[1]["high"] <= 0.2
-    # One document only: there is nothing to resample, so no interval is pretended.
-    assert rows[2]["difference"] == 0.5
-    assert rows[2]["low"] is None
-    assert result["all"]["difference"] == pytest.approx(-1 / 14)
+    empty = {"difference": None, "low": None, "high": None, "documents": 0, "no_interval": None}
+    assert rows[0] == {"bucket": "0", **empty}
+    # Documents of one length: Student's interval of their means.
+    means = (np.arange(12) - 6.0) / 10
+    expected = stats.ttest_1samp(means, 0).confidence_interval()
+    # The jackknife's variance is n / (n - 1) times that of the mean.
+    wider = 12 / 11 * (expected.high - expected.low) / np.sqrt(12 / 11)
+    assert rows[1]["difference"] == pytest.approx(means.mean())
+    assert rows[1]["high"] - rows[1]["low"] == pytest.approx(wider)
+    assert rows[1]["documents"] == 12
+    assert rows[2]["difference"] == pytest.approx(-3 / 10)
+    assert (rows[2]["low"], rows[2]["high"]) == (None, None)
+    assert rows[2]["no_interval"] == "3 documents; 10 needed"
+    assert result["all"]["difference"] == pytest.approx((means.sum() * 10 - 3) / 130)
+    assert result["comparisons"] == {"absolute": 1, "relative": 1}
 
 
-def test_interval_covers_the_truth_about_as_often_as_it_says() -> None:
-    random = np.random.default_rng(5)
+@pytest.mark.parametrize("documents", [2, 9, 10])
+def test_below_ten_documents_there_is_no_interval(documents: int) -> None:
+    """Two documents were resampled to an interval that held the truth about half the time."""
     width = len(BUCKETS["absolute"])
-    covered = 0
-    for _ in range(60):
-        tokens = np.zeros((80, width), dtype=np.int64)
-        tokens[:, 1] = random.integers(5, 50, 80)
-        gain = np.zeros((80, width))
-        gain[:, 1] = tokens[:, 1] * random.normal(-0.1, 0.4, 80)
-        row = paired_difference(strata(np.zeros_like(gain), tokens), strata(gain, tokens))["all"]
-        covered += row["low"] <= -0.1 <= row["high"]
-    assert covered >= 50  # 57 expected; fewer than 50 has a probability below 1 in 1,000
+    tokens = np.full((documents, width), 7)
+    gain = np.random.default_rng(0).normal(size=(documents, width))
+    result = paired_difference(strata(gain * 0, tokens), strata(gain, tokens))
+    for row in (*result["absolute"], *result["relative"], result["all"]):
+        assert (row["low"] is None) == (documents < 10)
+        assert (row["no_interval"] is None) == (documents == 10)
+
+
+@pytest.mark.parametrize(("documents", "heavy"), [(10, False), (10, True), (80, True)])
+def test_interval_covers_the_truth_about_as_often_as_it_says(documents: int, heavy: bool) -> None:
+    random, covered, runs = np.random.default_rng(5), 0, 300
+    for _ in range(runs):
+        lengths = np.exp(random.normal(3, 1.5, documents)) if heavy else np.full(documents, 50)
+        tokens = np.ceil(lengths)
+        found = over_documents(tokens * random.normal(-0.1, 0.4, documents), tokens)
+        assert found.low is not None
+        assert found.high is not None
+        covered += found.low <= -0.1 <= found.high
+    # 0.95 nominal, standard error 0.013; a few very long documents make it wider, never narrower.
+    assert covered >= 0.92 * runs
+    assert heavy or covered <= 0.98 * runs
 
 
 def test_other_targets_cannot_be_paired() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from leviathan.checkpoint.retention import retention
 from leviathan.config.load import load_config
 from leviathan.config.plan import RunPlan
 from leviathan.config.schema import RunConfig
@@ -26,7 +27,6 @@ from leviathan.preflight.run import (
     check_folder,
     check_memory,
     check_ranks,
-    saved_steps,
 )
 from leviathan.train.run_dir import occupied
 
@@ -76,11 +76,15 @@ def test_sizes_and_times_as_people_read_them():
         (3, 5, 0, 10, 4, [3, 6, 9, 10]),
     ],
 )
-def test_which_checkpoints_stay(every, keep_last, keep_every, steps, saves, stay):
+def test_which_checkpoints_stay(
+    tiny_dataset, tmp_path, every, keep_last, keep_every, steps, saves, stay
+):
     changes = {"every": every, "keep_last": keep_last, "keep_every": keep_every}
     options = [f"checkpoint.{key}={value}" for key, value in changes.items()]
+    options += [f"data.path={tiny_dataset}", f"run_dir={tmp_path / 'run'}"]
     config = run(f"train.steps={steps}", "optim.warmup_steps=1", *options)
-    assert saved_steps(config) == (saves, stay)
+    plan = retention(config)
+    assert (plan.saves, list(plan.kept)) == (saves, stay)
 
 
 def test_uneven_ranks_are_amber_and_impossible_ones_red():

@@ -1,10 +1,12 @@
 import json
 import math
 
+import psutil
 import pytest
 
 from leviathan.engine.base import StepStats
 from leviathan.errors import LeviathanError
+from leviathan.train.cpu_load import CpuLoad, CpuTimes
 from leviathan.train.log_file import rewind
 from leviathan.train.metrics import Metrics
 
@@ -108,6 +110,42 @@ def test_the_time_of_a_save_is_told_and_is_not_training_time(tmp_path, monkeypat
     (line,) = lines(tmp_path / "metrics.jsonl")
     assert line["checkpoint_s"] == 3
     assert line["tokens_per_s"] == pytest.approx(100 / 2)
+
+
+def test_a_profiled_step_counts_for_no_speed(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    log, stats = metrics(tmp_path / "metrics.jsonl"), StepStats(1.0, 1.0, 100, False)
+
+    def step(seconds, profiled):
+        with log.apart(profiled):
+            now[0] += seconds
+        log.add(stats, timed=not profiled)
+
+    for seconds, profiled in ((1, False), (60, True), (1, False)):
+        step(seconds, profiled)
+    assert log.steady_tokens_per_s == pytest.approx(100)
+    log.log(3, stats, lr=0.1)
+    step(60, True)
+    log.log(4, stats, lr=0.1)
+    step(1, False)
+    log.log(5, stats, lr=0.1)
+    mixed, only, plain = lines(tmp_path / "metrics.jsonl")
+    assert (mixed["tokens"], mixed["tokens_per_s"], mixed["profiled_steps"]) == (300, 100, 1)
+    assert (only["tokens_per_s"], only["mfu"], only["profiled_steps"]) == (None, None, 1)
+    assert plain["tokens_per_s"] == 100
+    assert "profiled_steps" not in plain
+
+
+def test_a_line_says_how_busy_the_machine_was(tmp_path):
+    log = metrics(tmp_path / "metrics.jsonl")
+    cores = psutil.cpu_count() or 1
+    reads = iter(CpuTimes(10 * cores * n, 2 * cores * n, 5 * cores * n) for n in range(3))
+    log.load = CpuLoad([1], lambda pids: next(reads))
+    log.log(1, StepStats(1.0, 1.0, 100, False), lr=0.1)
+    (line,) = lines(tmp_path / "metrics.jsonl")
+    assert line["cpu_busy"] == pytest.approx(0.8)
+    assert line["cpu_others"] == pytest.approx(0.3)
 
 
 def test_the_note_shows_a_smoothed_loss(tmp_path):

@@ -19,6 +19,14 @@ def test_steps_are_profiled_and_training_is_as_without(run_config, trained, capf
     log = trained(config, profile=ProfileWish(3, 4, memory=True))
     assert [line.get("loss") for line in log] == [line.get("loss") for line in plain]
 
+    # Both steps of the line at step 4 were profiled: it has no speed, and no shares of their time.
+    speeds = {line["step"]: line["tokens_per_s"] for line in log if "loss" in line}
+    assert speeds.pop(4) is None
+    assert all(speed > 0 for speed in speeds.values())
+    (line,) = (line for line in log if line["step"] == 4 and "loss" in line)
+    assert line["profiled_steps"] == 2
+    assert "embedding_share" not in line
+
     folder = config.run_dir / "profile" / "steps-3-4"
     names = {
         event.get("name")

@@ -38,7 +38,7 @@ def free(monkeypatch):
 
 def test_room_for_all_is_silent(config, free, capfd):
     size = 12 * account(config.model).total
-    free(7 * size)  # three, the new one, two for good
+    free(7 * size)  # three, the new one, and one for good that is none of these
     check_room(config)
     assert not capfd.readouterr().err
 
@@ -49,7 +49,7 @@ def test_room_for_some_is_a_warning_with_figures(config, free, capfd):
     check_room(config)
     said = " ".join(capfd.readouterr().err.split())
     assert "the checkpoints to be kept at once will take" in said
-    assert "(up to 6 of 1." in said
+    assert "(up to 5 of 1." in said
 
 
 def test_no_room_for_one_is_an_error(config, free):
