@@ -79,6 +79,8 @@ def tokenizer(tmp_path_factory) -> Tokenizer:
     path.write_bytes(
         b"".join(b"%s %d\n" % (base64.b64encode(token), i) for i, token in enumerate(tokens))
     )
+    meta = {"name": "small", "pattern": "o200k_base", "special_tokens": {END_OF_TEXT: len(tokens)}}
+    path.with_suffix(".meta.json").write_text(json.dumps(meta))
     return load_tokenizer(path)
 
 
