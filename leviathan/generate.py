@@ -3,14 +3,15 @@
 import json
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from leviathan.console import say
 from leviathan.data.tokenizer import Tokenizer
 from leviathan.errors import ConfigError, DataError
 from leviathan.evaluate.scoring import open_checkpoint
 from leviathan.evaluate.text_stream import TextStream
+from leviathan.evaluate.truncation import TruncationCounts, fit_prompt
 from leviathan.model.decode import Sampling, generate, materialised
 from leviathan.model.transformer import CausalLM
 
@@ -31,14 +32,17 @@ def generate_texts(
     Args:
         checkpoint: whatever `resolve_checkpoint` takes, or a Hugging Face Llama folder.
         prompts: texts; an empty one begins a document.
-        max_new_tokens: at most so many a prompt.
+        max_new_tokens: maximum new tokens per prompt; capped, with a warning, to what the model's
+            context leaves after the prompt.
         sampling: greedy if left out; a prompt's draws depend on the seed and its number alone.
         stops: texts at which a continuation ends; they are not part of it.
         batch_size: prompts at once.
         on_text: gets each piece of text when it is certain.
 
     Returns:
-        `completions`, one a prompt: `prompt`, `text`, `tokens`, `finish` (`end`, `stop`, `length`).
+        `completions`, one per prompt: `prompt`, `text`, `tokens`, `finish` (`end`, `stop`,
+        `length`), `max_new_tokens` as capped, and `truncated_prompt_tokens`, the number of tokens
+        cut off the beginning of a prompt that fills the context alone; `truncation`, their totals.
 
     Raises:
         CheckpointError: no whole checkpoint there.
@@ -61,7 +65,13 @@ def generate_texts(
             model, loaded.tokenizer, batch, first, max_new_tokens, how, stops, on_text
         )
     identity = {"checkpoint": str(loaded.directory), "step": loaded.step}
-    return {"completions": completions, "seed": how.seed, **identity}
+    counts = TruncationCounts()
+    for completion in completions:
+        counts.add_context(completion["truncated_prompt_tokens"])
+        counts.capped_generations += completion["max_new_tokens"] < max_new_tokens
+    counts.report("generate", loaded.model_config.seq_len)
+    truncation = {"truncation": asdict(counts)}
+    return {"completions": completions, "seed": how.seed, **truncation, **identity}
 
 
 def _one_batch(
@@ -75,14 +85,11 @@ def _one_batch(
     on_text: OnText | None,
 ) -> list[dict[str, Any]]:
     streams = [TextStream(tokenizer, stops) for _ in prompts]
-    rows = [[tokenizer.end_of_text, *tokenizer.encode(prompt)] for prompt in prompts]
-    for number, row in enumerate(rows, first):
-        if len(row) > model.config.seq_len:
-            say(
-                f"prompt {number}: its first {len(row) - model.config.seq_len:,} tokens do not fit "
-                f"the context of {model.config.seq_len:,} and are not read",
-                style="yellow",
-            )
+    window = model.config.seq_len
+    fitted = [
+        fit_prompt([tokenizer.prefix_token, *tokenizer.encode(prompt)], new_tokens, window)
+        for prompt in prompts
+    ]
 
     def tell(row: int, text: str) -> None:
         if on_text is not None and text:
@@ -90,9 +97,10 @@ def _one_batch(
 
     def on_token(row: int, token: int) -> bool:
         tell(row, streams[row].add(token))
-        return not streams[row].stopped
+        return not streams[row].stopped and streams[row].tokens < fitted[row].new_tokens
 
-    generate(model, rows, new_tokens, tokenizer.end_of_text, on_token, how, first)
+    rows, longest = [one.ids for one in fitted], max(one.new_tokens for one in fitted)
+    generate(model, rows, longest, tokenizer.end_of_text, on_token, how, first)
     for row, stream in enumerate(streams):
         tell(row, stream.end())
     return [
@@ -100,9 +108,11 @@ def _one_batch(
             "prompt": prompt,
             "text": stream.text,
             "tokens": stream.tokens,
-            "finish": _finish(stream, new_tokens),
+            "finish": _finish(stream, one.new_tokens),
+            "max_new_tokens": one.new_tokens,
+            "truncated_prompt_tokens": one.dropped,
         }
-        for prompt, stream in zip(prompts, streams, strict=True)
+        for prompt, stream, one in zip(prompts, streams, fitted, strict=True)
     ]
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from rich.rule import Rule
 
 from leviathan.console import console, say
+from leviathan.data.tokenizer import meta_file_of
 from leviathan.errors import LeviathanError
 from leviathan.parallel.ports import free_port
 from leviathan.train.log_file import METRICS, read_lines
@@ -163,7 +164,7 @@ class Quickstart:
         run("python", script, "--out", self.corpus, *self.size.corpus)
 
     def _train_tokenizer(self) -> None:
-        if self.tokenizer.exists():
+        if self.tokenizer.exists() and meta_file_of(self.tokenizer).exists():
             say(f"{self.tokenizer} is there already")
             return
         size = ("--vocab-size", str(self.size.vocab_size), "--out", self.tokenizer)

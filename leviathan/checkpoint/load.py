@@ -9,7 +9,7 @@ from torch import Tensor
 
 from leviathan.checkpoint.boxes import Slice, check_tensors, load_slices, stored_shapes
 from leviathan.checkpoint.layout import complete_checkpoints, read_state, resolve_checkpoint
-from leviathan.checkpoint.manifest import CONFIG, verify_manifest
+from leviathan.checkpoint.manifest import CONFIG, STATE, verify_manifest
 from leviathan.config.load import parse_config
 from leviathan.config.schema import RunConfig
 from leviathan.console import say
@@ -21,6 +21,9 @@ from leviathan.parallel.mesh import Mesh
 MOMENTS = ("exp_avg", "exp_avg_sq")
 WEIGHTS = "model."  # prefix of every weight's name in a checkpoint
 PREFIXES = (WEIGHTS, *(f"optim.{key}." for key in MOMENTS))  # of every tensor's name
+# Keys of an imported checkpoint's state.json.
+IMPORTED = "imported_from"
+PREFIX = "prefix_token"
 
 
 def newest_whole(run_dir: Path, mesh: Mesh) -> Path | None:
@@ -92,12 +95,24 @@ def read_run_config(directory: Path) -> RunConfig:
 def read_tokenizer(directory: Path, run: RunConfig) -> Tokenizer:
     """The tokenizer of a checkpoint, with the end-of-text id that its data set had.
 
+    The prefix token of an imported model is the one its own program scores with; see `PREFIX`.
+
     Raises:
-        DataError: damaged.
+        CheckpointError: its state.json is damaged.
+        DataError: the tokenizer is damaged.
     """
     tokenizer = load_tokenizer(directory)
     if run.data.format is not None and run.data.format.end_of_text is not None:
         tokenizer.end_of_text = run.data.format.end_of_text
+    state = read_state(directory) if (directory / STATE).is_file() else {}
+    if isinstance(prefix := state.get(PREFIX), int):
+        tokenizer.prefix_token = prefix
+    elif IMPORTED in state:
+        say(
+            f"warning: {directory} was imported by an earlier version, which did not record the "
+            "prefix token and did not compare token ids: import the folder again",
+            style="yellow",
+        )
     return tokenizer
 
 

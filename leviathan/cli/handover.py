@@ -43,7 +43,9 @@ def import_(
 ) -> None:
     """Makes a native checkpoint of kind tied or untied from a Llama folder: weights, no moments.
 
-    Its tokenizer must be a byte-level BPE, as Llama 3's is and ours are.
+    Its tokenizer must be a byte-level BPE, as Llama 3's is and ours are. A component that cannot be
+    reproduced is refused by name, and the ids of more than 1,000 texts are compared with those of
+    transformers before anything is written. `leviathan export` writes the tokenizer as it was.
     """
     from leviathan.export.from_llama import import_llama
 
@@ -58,7 +60,12 @@ def generate(
     file: Annotated[
         Path | None, typer.Option(help="A prompt a line, or .jsonl with `prompt`.")
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="At most so many a prompt.")] = 100,
+    max_new_tokens: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Maximum new tokens per prompt, capped to what the context leaves."
+        ),
+    ] = 100,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Draw from so much of the probability.")] = 1.0,
     stop: Annotated[list[str] | None, typer.Option(help="End at this text; repeatable.")] = None,

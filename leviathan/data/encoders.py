@@ -14,26 +14,15 @@ import numpy as np
 import psutil
 
 from leviathan.console import say
-from leviathan.data.tokenizer import O200K_PATTERN, Tokenizer, UnencodableText
+from leviathan.data.encodings import CL100K_PATTERN, O200K_PATTERN, R50K_PATTERN
+from leviathan.data.fixed_texts import FIXED_TEXTS
+from leviathan.data.tokenizer import Tokenizer, UnencodableText
 from leviathan.errors import DataError
 
 Backend = Literal["gigatoken", "tiktoken"]
 
-# How texts are cut into words → gigatoken's name for it. gpt2 and r50k_base have one pattern.
-_SCHEMES = {
-    O200K_PATTERN: "o200k",
-    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|"
-    r"\s++$|\s*[\r\n]|\s+(?!\S)|\s": "cl100k",
-    r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s": "gpt2",
-}
-
-_HARD_TEXTS = (
-    "Hello, world!\n\n  def f(x):\n\treturn x  # ½ été 中文 한국어 हिन्दी 🐍👩‍👩‍👧 \r\n\r\n ",
-    "<|endoftext|> <|fim_prefix|> I'VE they're O'Neil 'tis 1234567 ١٢٣ Ⅷ x² ǅ ª ʰ",
-    " \u00a0\u3000\u2028\u0085\t\x0b\x0c\x00\x1f\ufeff "
-    "a\u0301\u0327 \u200d\u200b \U0010ffff \ufffd",
-    "antidisestablishmentarianism" * 9 + "=" * 99 + "/\n/" * 9 + " " * 99 + "\n" * 9 + "x" * 999,
-)
+# How texts are split into words → gigatoken's name for it. gpt2 and r50k_base have one pattern.
+_SCHEMES = {O200K_PATTERN: "o200k", CL100K_PATTERN: "cl100k", R50K_PATTERN: "gpt2"}
 
 _LONG_BLANKS = 250_000  # tiktoken may give up on a run of twice as many
 _PIECE = 1 << 23  # characters; longer texts are encoded in pieces
@@ -91,7 +80,7 @@ class GigatokenEncoder:
         self._tokenizer, self._scheme = tokenizer, scheme
         self._process = psutil.Process()
         self._begin()
-        for text in _HARD_TEXTS:
+        for text in FIXED_TEXTS:
             if not np.array_equal(self.encode(text), tokenizer.encode_array(text)):
                 raise DataError(f"its ids of {text[:20]!r}… are not tiktoken's")
 

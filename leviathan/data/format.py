@@ -224,6 +224,7 @@ def _check_tokenizer(directory: Path, info: DatasetInfo) -> None:
     try:
         meta = json.loads(path.read_bytes())
         found, end_of_text = meta["fingerprint"], meta["special_tokens"]["<|endoftext|>"]
+        end_of_text = meta.get("end_of_text", end_of_text)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path}: missing or damaged ({error})") from None
     if found != info.tokenizer.fingerprint:

@@ -18,28 +18,36 @@ import numpy as np
 import tiktoken
 
 from leviathan.console import progress_bar, say
+from leviathan.data.encodings import (
+    END_OF_TEXT,
+    O200K_PATTERN,
+    PATTERNS,
+    PUBLISHED,
+    published_encoding,
+)
 from leviathan.data.files import check_file, write_atomic
+from leviathan.data.fixed_texts import FIXED_TEXTS
 from leviathan.errors import DataError
 
-END_OF_TEXT = "<|endoftext|>"
+__all__ = [
+    "END_OF_TEXT",
+    "META_FILE",
+    "O200K_PATTERN",
+    "RANKS_FILE",
+    "Tokenizer",
+    "UnencodableText",
+    "byte_of_character",
+    "load_tokenizer",
+    "meta_file_of",
+    "train_bpe",
+]
+
 RANKS_FILE = "tokenizer.tiktoken"
 META_FILE = "tokenizer.meta.json"
+META_SUFFIX = ".meta.json"  # beside a .tiktoken file of another name
+_META_KEYS = ("name", "pattern", "special_tokens")
+_OPTIONAL_META_KEYS = ("fingerprint", "end_of_text")
 _BAD_LINES_NAMED = 3
-
-# How o200k_base cuts text into words before merging; trained vocabularies use the same cut.
-O200K_PATTERN = "|".join(
-    [
-        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
-        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
-        r"\p{N}{1,3}",
-        r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
-        r"\s*[\r\n]+",
-        r"\s+(?!\S)",
-        r"\s+",
-    ]
-)
 
 
 class UnencodableText(DataError):
@@ -56,9 +64,11 @@ class Tokenizer:
         name: what the user called it.
         vocab_size: number of ids, that is the highest id plus one (o200k_base: 200,019).
         end_of_text: the id that ends every document (and nothing else: see `encode`).
+        prefix_token: the id that stands before a text that is scored or continued from its
+            beginning. In training on our datasets that is `end_of_text`.
     """
 
-    def __init__(self, encoding: tiktoken.Encoding) -> None:
+    def __init__(self, encoding: tiktoken.Encoding, end_of_text: int | None = None) -> None:
         self._encoding = encoding
         self.name = encoding.name
         self.pattern: str = encoding._pat_str
@@ -66,8 +76,18 @@ class Tokenizer:
         self.special_tokens: dict[str, int] = dict(encoding._special_tokens)
         if END_OF_TEXT not in self.special_tokens:
             raise DataError(f"tokenizer {self.name} has no {END_OF_TEXT} token")
-        self.end_of_text = self.special_tokens[END_OF_TEXT]
+        self.end_of_text = self.special_tokens[END_OF_TEXT] if end_of_text is None else end_of_text
         self.vocab_size: int = encoding.n_vocab
+        self._prefix_token: int | None = None
+
+    @property
+    def prefix_token(self) -> int:
+        """See the class; `end_of_text` unless it was set."""
+        return self.end_of_text if self._prefix_token is None else self._prefix_token
+
+    @prefix_token.setter
+    def prefix_token(self, id: int) -> None:
+        self._prefix_token = id
 
     @cached_property
     def rank_file(self) -> bytes:
@@ -107,29 +127,42 @@ class Tokenizer:
     def save(self, directory: Path) -> None:
         """Writes `tokenizer.tiktoken` (ranks) and `tokenizer.meta.json` into `directory`."""
         directory.mkdir(parents=True, exist_ok=True)
+        self.save_as(directory / RANKS_FILE)
+
+    def save_as(self, path: Path) -> None:
+        """Writes the ranks to `path` and their description to the `.meta.json` file beside it."""
         meta = {
             "name": self.name,
             "pattern": self.pattern,
             "special_tokens": self.special_tokens,
             "fingerprint": self.fingerprint,
         }
-        write_atomic(directory / RANKS_FILE, self.rank_file)
-        write_atomic(directory / META_FILE, (json.dumps(meta, indent=2) + "\n").encode())
+        if self.end_of_text != self.special_tokens[END_OF_TEXT]:
+            meta["end_of_text"] = self.end_of_text
+        write_atomic(path, self.rank_file)
+        write_atomic(meta_file_of(path), (json.dumps(meta, indent=2) + "\n").encode())
+
+
+def meta_file_of(path: Path) -> Path:
+    """The file that describes the ranks in `path`: `bpe.tiktoken` → `bpe.meta.json`."""
+    return path.with_suffix(META_SUFFIX)
 
 
 def load_tokenizer(spec: str | Path) -> Tokenizer:
     """Loads a tiktoken name, a `FILE.tiktoken` of ranks, or a folder written by `Tokenizer.save`.
 
-    A bare file of N ranks gets o200k's pattern and the end-of-text id N.
+    A rank file does not state its pattern and special tokens. They are read from the `.meta.json`
+    file beside it; without one, the ranks must be those of a published tiktoken encoding.
 
     Raises:
-        DataError: no such tokenizer, damaged, or tiktoken can neither find nor fetch it.
+        DataError: no such tokenizer, damaged, a rank file that nothing describes, or tiktoken can
+            neither find nor fetch it.
     """
     path = Path(spec)
     if path.is_dir():
-        return _load_file(path / RANKS_FILE, path / META_FILE)
+        return _load_file(path / RANKS_FILE)
     if path.suffix == ".tiktoken" or path.is_file():
-        return _load_file(path, path.with_suffix(".meta.json"))
+        return _load_file(path)
     name = str(spec)
     known = tiktoken.list_encoding_names()
     if name not in known:
@@ -148,27 +181,107 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
         ) from None
 
 
-def _load_file(path: Path, meta_path: Path) -> Tokenizer:
-    ranks = _load_ranks(path)
-    meta: dict[str, Any] = {}
-    if meta_path.is_file():
-        try:
-            meta = json.loads(meta_path.read_bytes())
-            meta = {key: meta[key] for key in ("name", "pattern", "special_tokens", "fingerprint")}
-        except (ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{meta_path}: damaged tokenizer description ({error!r})") from None
-    size = max(ranks.values()) + 1
-    tokenizer = Tokenizer(
-        tiktoken.Encoding(
-            name=meta.get("name", path.stem),
-            pat_str=meta.get("pattern", O200K_PATTERN),
-            mergeable_ranks=ranks,
-            special_tokens=meta.get("special_tokens", {END_OF_TEXT: size}),
-        )
-    )
-    if meta and tokenizer.fingerprint != meta["fingerprint"]:
+def _load_file(path: Path) -> Tokenizer:
+    ranks, meta_path = _load_ranks(path), meta_file_of(path)
+    if not meta_path.is_file():
+        return _load_published(path, ranks, meta_path)
+    meta = _read_meta(meta_path)
+    tokenizer = _make(ranks, meta, meta_path)
+    if meta.get("fingerprint", tokenizer.fingerprint) != tokenizer.fingerprint:
         raise DataError(f"{path} is not the vocabulary that {meta_path} describes (fingerprint)")
     return tokenizer
+
+
+def _load_published(path: Path, ranks: dict[bytes, int], meta_path: Path) -> Tokenizer:
+    """A rank file without a description, if tiktoken publishes an encoding with these ranks."""
+    known = published_encoding(_dump_ranks(ranks))
+    if known is None:
+        names = ", ".join(encoding.name for encoding in PUBLISHED)
+        example = {
+            "name": path.stem,
+            "pattern": "o200k_base",
+            "special_tokens": {END_OF_TEXT: max(ranks.values()) + 1},
+        }
+        raise DataError(
+            f"{path}: a rank file does not state how text is split into words and which id is "
+            f"{END_OF_TEXT}, there is no {meta_path}, and the ranks are those of no published "
+            f"tiktoken encoding ({names}). Write {meta_path}, a JSON object with the keys `name`, "
+            "`pattern` (the regular expression, or the name of a tiktoken encoding that has it) "
+            f"and `special_tokens` (names and ids, {END_OF_TEXT} among them). For a file from an "
+            f"earlier `leviathan tokenizer train`: {json.dumps(example)}"
+        )
+    return _make(ranks, {**vars(known), "special_tokens": dict(known.special_tokens)}, path)
+
+
+def _read_meta(path: Path) -> dict[str, Any]:
+    """A checked `.meta.json`, its pattern written out."""
+    try:
+        meta = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: damaged tokenizer description ({error!r})") from None
+    if not isinstance(meta, dict):
+        raise DataError(f"{path}: expected a JSON object, found {meta!r:.40}")
+    for key in _META_KEYS:
+        if key not in meta:
+            raise DataError(f"{path}: damaged tokenizer description: the key {key!r} is missing")
+    for key in meta.keys() - {*_META_KEYS, *_OPTIONAL_META_KEYS}:
+        raise DataError(
+            f"{path}: unknown key {key!r}: expected {', '.join(_META_KEYS)} and, optionally, "
+            f"{', '.join(_OPTIONAL_META_KEYS)}"
+        )
+    special, end = meta["special_tokens"], meta.get("end_of_text", 0)
+    ids = [*special.values(), end] if isinstance(special, dict) else []
+    if not ids or any(type(id) is not int or not 0 <= id < 1 << 32 for id in ids):
+        raise DataError(
+            f"{path}: special_tokens must be an object of names and ids, and end_of_text an id; "
+            f"found {special!r:.80}, {end!r:.20}"
+        )
+    if not (isinstance(meta["name"], str) and isinstance(meta["pattern"], str)):
+        raise DataError(f"{path}: name and pattern must be strings")
+    return meta | {"pattern": PATTERNS.get(meta["pattern"], meta["pattern"])}
+
+
+def _make(ranks: dict[bytes, int], meta: dict[str, Any], path: Path) -> Tokenizer:
+    """The tokenizer that `meta`, read from `path`, describes."""
+    taken = set(ranks.values())
+    for name, id in meta["special_tokens"].items():
+        if id in taken:
+            raise DataError(f"{path}: special_tokens: {name!r} has the id {id}, which is taken")
+        taken.add(id)
+    try:
+        encoding = tiktoken.Encoding(
+            name=meta["name"],
+            pat_str=meta["pattern"],
+            mergeable_ranks=ranks,
+            special_tokens=meta["special_tokens"],
+        )
+    except (ValueError, KeyError) as error:  # a bad expression, or one id for two tokens
+        raise DataError(f"{path}: no tokenizer can be made of it ({error})") from None
+    tokenizer = Tokenizer(encoding, meta.get("end_of_text"))
+    if tokenizer.end_of_text >= tokenizer.vocab_size:
+        raise DataError(
+            f"{path}: end_of_text is {tokenizer.end_of_text:,}, beyond the "
+            f"{tokenizer.vocab_size:,} ids"
+        )
+    if "fingerprint" not in meta:  # written by hand
+        _check_pattern(tokenizer, path)
+    return tokenizer
+
+
+def _check_pattern(tokenizer: Tokenizer, path: Path) -> None:
+    """Refuses a pattern that matches only parts of a text: tiktoken silently drops the others."""
+    for text in FIXED_TEXTS:
+        try:
+            matched = tokenizer.decode(tokenizer.encode(text)) == text
+        except BaseException as error:  # a panic in Rust, as on an empty match, is no Exception
+            if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
+                raise
+            matched = False
+        if not matched:
+            raise DataError(
+                f"{path}: the pattern does not match every character of {text[:40]!r}, so ids "
+                "would not stand for the text; use the pattern of the tokenizer's own program"
+            )
 
 
 def _load_ranks(path: Path) -> dict[bytes, int]:
@@ -215,12 +328,12 @@ def _dump_ranks(ranks: dict[bytes, int]) -> bytes:
 def train_bpe(files: Sequence[str | Path], vocab_size: int, out: Path) -> dict[str, Any]:
     """Trains byte-level BPE on the texts of `files` and writes tiktoken's rank format to `out`.
 
-    The file has exactly `vocab_size` entries, the 256 single bytes first; loading it adds the
-    end-of-text id `vocab_size`. The same texts give the same file. Bad lines are left out, with a
-    warning.
+    The file has exactly `vocab_size` entries, the 256 single bytes first. The `.meta.json` file
+    beside it states the pattern and the end-of-text id, which is `vocab_size`. The same texts give
+    the same files. Bad lines are left out, with a warning.
 
     Returns:
-        `{"out", "entries", "vocab_size", "documents", "bytes_of_text", "fingerprint"}`.
+        `{"out", "meta", "entries", "vocab_size", "documents", "bytes_of_text", "fingerprint"}`.
 
     Raises:
         DataError: `out` cannot be written, nothing to read, or too little text for so many
@@ -232,6 +345,7 @@ def train_bpe(files: Sequence[str | Path], vocab_size: int, out: Path) -> dict[s
     if vocab_size <= 256:
         raise DataError(f"vocab_size must be above the 256 single bytes, found {vocab_size}")
     check_file(out)
+    check_file(meta_file_of(out))
     tally = {"documents": 0, "bytes_of_text": 0}
     bpe = HfTokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(  # pyright: ignore[reportAttributeAccessIssue]
@@ -249,7 +363,7 @@ def train_bpe(files: Sequence[str | Path], vocab_size: int, out: Path) -> dict[s
     )
     bpe.train_from_iterator(_texts([str(file) for file in files], tally), trainer)
 
-    to_byte = _byte_of_character()
+    to_byte = byte_of_character()
     tokens = [
         bytes(to_byte[character] for character in token)
         for token, _ in sorted(bpe.get_vocab().items(), key=lambda item: item[1])
@@ -262,10 +376,17 @@ def train_bpe(files: Sequence[str | Path], vocab_size: int, out: Path) -> dict[s
             f"entries, {vocab_size:,} were asked for: use more text or a smaller --vocab-size"
         )
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(out, _dump_ranks({token: rank for rank, token in enumerate(tokens)}))
-    trained = load_tokenizer(out)
+    encoding = tiktoken.Encoding(
+        name=out.stem,
+        pat_str=O200K_PATTERN,
+        mergeable_ranks={token: rank for rank, token in enumerate(tokens)},
+        special_tokens={END_OF_TEXT: vocab_size},
+    )
+    trained = Tokenizer(encoding)
+    trained.save_as(out)
     return {
         "out": str(out),
+        "meta": str(meta_file_of(out)),
         "entries": len(tokens),
         "vocab_size": trained.vocab_size,
         **tally,
@@ -299,7 +420,7 @@ def _texts(files: Sequence[str], tally: dict[str, int]) -> Iterator[str]:
         raise DataError(f"no documents with text in {', '.join(files)}")
 
 
-def _byte_of_character() -> dict[str, int]:
+def byte_of_character() -> dict[str, int]:
     """The byte behind each character of GPT-2's printable alphabet, which `tokenizers` uses."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]

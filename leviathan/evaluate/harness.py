@@ -2,8 +2,10 @@
 
 The only module that imports lm_eval. Rules that the scores follow:
 
-- A request's context begins with end-of-text exactly once, as a document does in training. Where
-  context and continuation are longer than the model's window, the left is cut off and counted.
+- A request's context begins with the prefix token exactly once: end-of-text, as a document does in
+  training, or an imported model's own beginning-of-sequence token. Where context and continuation
+  are longer than the model's window, the left is cut off and counted.
+- A prompt keeps all its tokens; new tokens are capped to the room that it leaves, and counted.
 - A rolling request begins with it too; its later windows begin with as much of the text before
   them as fits, as rows of the training data do and as lm-eval's own models do.
 """
@@ -15,6 +17,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, redirect_stdout
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -40,6 +43,7 @@ from leviathan.evaluate.results import plain, results_table, voided
 from leviathan.evaluate.rows import Pair, RowScorer
 from leviathan.evaluate.scoring import Loaded, open_checkpoint, write_json
 from leviathan.evaluate.text_stream import TextStream
+from leviathan.evaluate.truncation import FittedPrompt, TruncationCounts, fit_prompt, sum_counts
 from leviathan.model.transformer import CausalLM
 
 __all__ = ["LeviathanLM", "check_tasks", "results_table", "run_tasks", "score_tasks"]
@@ -50,6 +54,12 @@ RESULTS, SAMPLES = "lm_eval.json", "lm_eval_{}.jsonl"
 BUILTIN = Path(lm_eval.__file__).parent / "tasks"
 FEWSHOT_SEED = 1234
 DEFAULT_NEW_TOKENS = 256
+# Names of the number of new tokens in a task's generation_kwargs, by lm-eval's own priority.
+NEW_TOKENS_KEYS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+# Other keys that greedy generation understands, or that mean nothing to it.
+GENERATION_KEYS = {"until", "do_sample", "temperature", "top_p", "top_k", *NEW_TOKENS_KEYS}
+NEUTRAL_OPTIONS = {"num_beams": 1, "repetition_penalty": 1}
+UNNAMED = "unnamed task"
 
 
 class LeviathanLM(TemplateLM):
@@ -63,6 +73,7 @@ class LeviathanLM(TemplateLM):
         spanning: requests in which a token spans the border of context and continuation.
         not_finite: names of the tasks in which a log-likelihood came out as no finite number.
         rolled: summed log-likelihood and tokens of whole texts, by task.
+        truncation: what did not fit the model's context, by task.
     """
 
     def __init__(
@@ -78,11 +89,18 @@ class LeviathanLM(TemplateLM):
         self.spanning = 0
         self.not_finite: set[str] = set()
         self.rolled: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
+        self.truncation: dict[str, TruncationCounts] = defaultdict(TruncationCounts)
+        self._task_names: list[str] = []  # of the requests being scored
 
     @property
     def eot_token_id(self) -> int:
-        """The end-of-text id used in training; lm-eval's prefix token as well."""
+        """The end-of-text id used in training."""
         return self.encoding.end_of_text
+
+    @property
+    def prefix_token_id(self) -> int:
+        """The id before every text, as training had it; see `Tokenizer.prefix_token`."""
+        return self.encoding.prefix_token
 
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
@@ -108,6 +126,7 @@ class LeviathanLM(TemplateLM):
         self, requests: list[Instance], disable_tqdm: bool = True
     ) -> list[tuple[float, bool]]:
         """(log-likelihood of the continuation in nats, whether it is the greedy one) a request."""
+        self._task_names = [request.task_name or UNNAMED for request in requests]
         results = super().loglikelihood(requests, disable_tqdm=True)
         self._flag(requests, [value for value, _ in results])
         return results
@@ -120,7 +139,7 @@ class LeviathanLM(TemplateLM):
         scores = iter(self.rows.score([pair for own in windows for pair in own]))
         totals = [sum(next(scores)[0] for _ in own) for own in windows]
         for request, total, own in zip(requests, totals, windows, strict=True):
-            sums = self.rolled[request.task_name or "unnamed task"]
+            sums = self.rolled[request.task_name or UNNAMED]
             sums[0] += total
             sums[1] += sum(len(scored) for _, scored in own)
         self._flag(requests, totals)
@@ -139,33 +158,33 @@ class LeviathanLM(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: Sequence[Request], disable_tqdm: bool = True, **kwargs: Any
     ) -> list[tuple[float, bool]]:
-        return self.rows.score([(context, continuation) for _, context, continuation in requests])
+        pairs = [(context, continuation) for _, context, continuation in requests]
+        for task, pair in zip(self._task_names, pairs, strict=True):
+            self.truncation[task].add_context(self.rows.overflow(*pair))
+        return self.rows.score(pairs)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
         """Greedy continuations, cut at the first stop string.
 
         Raises:
-            ConfigError: the task asks for sampling.
+            ConfigError: the task asks for sampling, or for an option that is not available.
         """
-        contexts, stops, lengths = [], [], []
+        prompts, stops, lengths = [], [], []
         for request in requests:
             context, options = request.arguments
-            if options.get("do_sample") and options.get("temperature", 1):
-                raise ConfigError(
-                    f"task {request.task_name} asks for sampling (do_sample); only greedy "
-                    "generation is available: set do_sample: false in its YAML"
-                )
+            _check_options(request.task_name or UNNAMED, options)
             until = options.get("until") or []
             stops.append([until] if isinstance(until, str) else until)
-            lengths.append(int(options.get("max_gen_toks", DEFAULT_NEW_TOKENS)))
+            lengths.append(_new_tokens(options))
             ids = [self.prefix_token_id, *self.encoding.encode(context)]
-            contexts.append(self.rows.leave_room(ids, lengths[-1]))
-        batches = list(self._alike(contexts, lengths))
+            prompts.append(fit_prompt(ids, lengths[-1], self.rows.max_length))
+            prompts[-1].count(self.truncation[request.task_name or UNNAMED])
+        batches = list(self._alike(prompts, lengths))
         with progress_bar("Generating", total=len(requests)) as bar:
 
             def texts(batch: list[int]) -> list[str]:
                 streams = [TextStream(self.encoding, stops[i]) for i in batch]
-                self._generate([contexts[i] for i in batch], streams, lengths[batch[0]])
+                self._generate([prompts[i] for i in batch], streams)
                 bar.advance(len(batch) * self.rows.ranks.world_size)
                 return [stream.text for stream in streams]
 
@@ -177,29 +196,29 @@ class LeviathanLM(TemplateLM):
         }
         return [found[place] for place in range(len(requests))]
 
-    def _alike(self, contexts: Sequence[list[int]], lengths: list[int]) -> Iterator[list[int]]:
-        """Batches of requests for as many new tokens and with contexts of like length."""
-        order = sorted(range(len(contexts)), key=lambda i: (lengths[i], -len(contexts[i])))
+    def _alike(self, prompts: Sequence[FittedPrompt], lengths: list[int]) -> Iterator[list[int]]:
+        """Batches of requests for as many new tokens and with prompts of similar length."""
+        order = sorted(range(len(prompts)), key=lambda i: (lengths[i], -len(prompts[i].ids)))
         while order:
             same = [i for i in order[: self.rows.batch_size] if lengths[i] == lengths[order[0]]]
             yield same
             del order[: len(same)]
 
-    def _generate(
-        self, contexts: Sequence[list[int]], streams: Sequence[TextStream], new_tokens: int
-    ) -> None:
+    def _generate(self, prompts: Sequence[FittedPrompt], streams: Sequence[TextStream]) -> None:
         def on_token(row: int, token: int) -> bool:
             streams[row].add(token)
-            return not streams[row].stopped
+            return not streams[row].stopped and streams[row].tokens < prompts[row].new_tokens
 
-        self.rows.generate(contexts, new_tokens, self.eot_token_id, on_token)
+        longest = max(prompt.new_tokens for prompt in prompts)
+        ids = [prompt.ids for prompt in prompts]
+        self.rows.generate(ids, longest, self.eot_token_id, on_token)
         for stream in streams:
             stream.end()
 
     def _flag(self, requests: Sequence[Instance], values: Sequence[float]) -> None:
         for request, value in zip(requests, values, strict=True):
             if not torch.isfinite(torch.tensor(value)):
-                self.not_finite.add(request.task_name or "unnamed task")
+                self.not_finite.add(request.task_name or UNNAMED)
 
 
 def run_tasks(
@@ -290,12 +309,22 @@ def score_tasks(
     result, samples = evaluate_model(model, tasks, own, task_data is not None, limit)
     for task in sorted(model.not_finite):
         say(f"{task}: the model gave scores that are not finite; its metrics are void", "bold red")
+    for task, counts in sorted(model.truncation.items()):
+        counts.report(task, model.rows.max_length)
+    cut = sum_counts(model.truncation)
     for task in model.not_finite & result["results"].keys():
         result["results"][task] = voided(result["results"][task])
     result["leviathan"] = {
         **loaded.identity,
         "lm_eval": getattr(lm_eval, "__version__", None),
-        "truncated_contexts": model.rows.truncated,
+        "truncated_contexts": cut.contexts,
+        "truncated_tokens": cut.tokens,
+        "capped_generations": cut.capped_generations,
+        "truncation": {
+            task: asdict(counts)
+            for task, counts in model.truncation.items()
+            if any(vars(counts).values())
+        },
         "spanning_tokens": model.spanning,
         "rolling": {task: _per_token(*sums) for task, sums in model.rolled.items()},
         "not_finite": sorted(model.not_finite),
@@ -332,6 +361,31 @@ def evaluate_model(
     assert results is not None
     samples: Any = results.pop("samples", {})
     return plain(results), samples
+
+
+def _check_options(task: str, options: dict[str, Any]) -> None:
+    """Refuses generation_kwargs that would be ignored.
+
+    Raises:
+        ConfigError: sampling, or a key that greedy generation does not have.
+    """
+    if options.get("do_sample") and options.get("temperature", 1):
+        raise ConfigError(
+            f"task {task} asks for sampling (do_sample); only greedy "
+            "generation is available: set do_sample: false in its YAML"
+        )
+    for key, value in options.items():
+        if key not in GENERATION_KEYS and NEUTRAL_OPTIONS.get(key, ...) != value:
+            raise ConfigError(
+                f"task {task}: generation_kwargs.{key} is {value!r}, which is not available; "
+                f"expected {', '.join(sorted(GENERATION_KEYS))}: change it in the task's YAML"
+            )
+
+
+def _new_tokens(options: dict[str, Any]) -> int:
+    """The number of new tokens that a task asks for."""
+    asked = (options[key] for key in NEW_TOKENS_KEYS if options.get(key) is not None)
+    return int(next(asked, DEFAULT_NEW_TOKENS))
 
 
 def _per_token(loglikelihood: float, tokens: float) -> dict[str, Any]:

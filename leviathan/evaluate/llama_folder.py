@@ -1,10 +1,8 @@
 """A Hugging Face Llama folder as a native model of kind tied or untied, without transformers."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-import tiktoken
 import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError
@@ -12,17 +10,20 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from leviathan.config.schema import ModelConfig
-from leviathan.data.tokenizer import END_OF_TEXT, Tokenizer
+from leviathan.console import say
+from leviathan.data.tokenizer import Tokenizer
 from leviathan.errors import CheckpointError
+from leviathan.evaluate.llama_tokenizer import read_json
 from leviathan.model.transformer import CausalLM
 
-CONFIG, TOKENIZER, INDEX = "config.json", "tokenizer.json", "model.safetensors.index.json"
+CONFIG, GENERATION, INDEX = "config.json", "generation_config.json", "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
-MARKER = "export.json"  # what this project's own export says of itself
-UNUSED = "<|unused_{}|>"  # what an export calls an id that its tokenizer leaves unused
+ARCHITECTURE = "LlamaForCausalLM"
 
-# What a Llama configuration may say that this model has no counterpart for, and what it must say.
+# What a Llama configuration may state that this model has no counterpart for, and the values that
+# leave the model as it is; the first of them where the key is missing.
 _ONLY: dict[str, tuple[Any, ...]] = {
+    "model_type": ("llama",),
     "hidden_act": ("silu",),
     "rope_scaling": (None,),
     "attention_bias": (False, None),
@@ -31,6 +32,44 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "partial_rotary_factor": (1, None),
     "sliding_window": (None,),
     "quantization_config": (None,),
+    "auto_map": (None,),  # names code of the folder's own
+    "is_decoder": (True, False, None),
+    "is_encoder_decoder": (False, None),
+    "add_cross_attention": (False, None),
+}
+_SHAPE_KEYS = {
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+    "rms_norm_eps",
+    "rope_theta",
+    "rope_parameters",
+    "tie_word_embeddings",
+    "vocab_size",
+}
+_ROPE_KEYS = {"rope_type", "rope_theta"}
+# Keys that do not change what the weights compute, nor the ids of a text.
+_NEUTRAL_KEYS = {
+    "_attn_implementation",
+    "_attn_implementation_autoset",
+    "_name_or_path",
+    "architectures",  # checked apart
+    "attention_dropout",  # in training only
+    "bos_token_id",  # see `check_llama_pair`
+    "eos_token_id",
+    "pad_token_id",
+    "dtype",
+    "initializer_range",
+    "output_attentions",
+    "output_hidden_states",
+    "return_dict",
+    "torch_dtype",
+    "transformers_version",
+    "use_cache",
 }
 
 
@@ -47,20 +86,23 @@ def read_llama_config(folder: Path) -> ModelConfig:
             models do not have (scaled rotary positions, biases, other activations).
     """
     file = folder / CONFIG
-    said = _read_json(file)
-    if said.get("model_type") != "llama":
-        raise CheckpointError(
-            f"{file}: model_type is {said.get('model_type')!r}; only llama can be read"
-        )
+    said = read_json(file)
     rope = said.get("rope_parameters") or {}  # where transformers 5 puts it
-    if rope.get("rope_type", "default") != "default":
-        said["rope_scaling"] = rope
-    defaults = {"hidden_act": "silu"}
-    for key, allowed in _ONLY.items():
-        if said.get(key, defaults.get(key)) not in allowed:
-            raise CheckpointError(
-                f"{file}: {key} is {said[key]!r}; native models know only {allowed[0]!r}"
-            )
+    problems = [
+        f"{key} is {said[key]!r:.80}, native models know only {allowed[0]!r}"
+        for key, allowed in _ONLY.items()
+        if said.get(key, allowed[0]) not in allowed
+    ]
+    if "model_type" not in said:
+        problems.append("model_type is missing; only llama can be read")
+    if said.get("architectures") not in (None, [ARCHITECTURE]):
+        problems.append(f"architectures is {said['architectures']!r}, expected {[ARCHITECTURE]}")
+    if rope.get("rope_type", "default") != "default" or rope.keys() - _ROPE_KEYS:
+        problems.append(f"rope_parameters is {rope!r:.120}, native models have no scaled positions")
+    if problems:
+        raise CheckpointError(f"{file}: {'; '.join(problems)}")
+    if unknown := sorted(said.keys() - _ONLY.keys() - _SHAPE_KEYS - _NEUTRAL_KEYS):
+        say(f"warning: {file}: unknown keys are ignored: {', '.join(unknown)}", style="yellow")
     try:
         heads = said["num_attention_heads"]
         if said.get("head_dim") not in (None, said["hidden_size"] // heads):
@@ -84,6 +126,32 @@ def read_llama_config(folder: Path) -> ModelConfig:
         )
     except (KeyError, TypeError, ZeroDivisionError, ValidationError) as error:
         raise CheckpointError(f"{file}: no usable Llama configuration ({error!r:.200})") from None
+
+
+def check_llama_pair(folder: Path, config: ModelConfig, tokenizer: Tokenizer) -> None:
+    """Whether tokenizer and model fit each other.
+
+    Where the model's files and the tokenizer name different special tokens, a warning says so:
+    scores and generation here follow the tokenizer, as the prefix of lm-eval's `hf` model does.
+
+    Raises:
+        CheckpointError: the tokenizer has more ids than the model.
+    """
+    if tokenizer.vocab_size > config.vocab_size:
+        raise CheckpointError(
+            f"{folder}: the tokenizer has {tokenizer.vocab_size:,} ids, the model "
+            f"{config.vocab_size:,}: they do not belong together"
+        )
+    own = {"bos_token_id": tokenizer.prefix_token, "eos_token_id": tokenizer.end_of_text}
+    for name in (CONFIG, GENERATION):
+        content = read_json(folder / name) if (folder / name).is_file() else {}
+        for key, id in own.items():
+            if content.get(key) not in (None, id, [id]):
+                say(
+                    f"warning: {folder / name}: {key} is {content[key]}, the tokenizer's is {id}, "
+                    "which is used",
+                    style="yellow",
+                )
 
 
 def read_llama_model(folder: Path, config: ModelConfig) -> CausalLM:
@@ -118,85 +186,10 @@ def read_llama_model(folder: Path, config: ModelConfig) -> CausalLM:
     return model.eval()
 
 
-def read_llama_tokenizer(folder: Path) -> Tokenizer:
-    """The tiktoken vocabulary inside a byte-level BPE `tokenizer.json`.
-
-    Its end-of-text id is the tokenizer's end-of-sequence token, whatever that is called there.
-
-    Raises:
-        CheckpointError: missing, damaged, or not a byte-level BPE with ranks as ids.
-    """
-    file = folder / TOKENIZER
-    said = _read_json(file)
-    try:
-        pattern = _pattern(said["pre_tokenizer"])
-        to_byte = _byte_of_character()
-        added = {token["content"]: token["id"] for token in said["added_tokens"]}
-        ranks = {
-            bytes(to_byte[character] for character in token): id
-            for token, id in said["model"]["vocab"].items()
-            if token not in added
-        }
-    except (KeyError, TypeError, LookupError) as error:
-        raise CheckpointError(
-            f"{file}: not a byte-level BPE with a split pattern ({error!r:.80}), so no tiktoken "
-            "vocabulary can be made of it; SentencePiece tokenizers cannot be read"
-        ) from None
-    special = {name: id for name, id in added.items() if name != UNUSED.format(id)}
-    if END_OF_TEXT not in special:
-        special[END_OF_TEXT] = special.pop(_end_of_sequence(folder, special))
-    marker = folder / MARKER
-    name = _read_json(marker).get("tokenizer") if marker.is_file() else None
-    try:
-        encoding = tiktoken.Encoding(
-            name=name or folder.name,
-            pat_str=pattern,
-            mergeable_ranks=ranks,
-            special_tokens=special,
-        )
-    except (ValueError, KeyError) as error:
-        raise CheckpointError(
-            f"{file}: no tiktoken vocabulary can be made of it ({error})"
-        ) from None
-    return Tokenizer(encoding)
-
-
-def _end_of_sequence(folder: Path, special: dict[str, int]) -> str:
-    token = _read_json(folder / "tokenizer_config.json").get("eos_token")
-    name = token.get("content") if isinstance(token, dict) else token
-    if name not in special:
-        raise CheckpointError(
-            f"{folder}: tokenizer_config.json names no end-of-sequence token among the special "
-            f"ones of {TOKENIZER} (eos_token is {name!r})"
-        )
-    return name
-
-
-def _pattern(pre_tokenizer: dict[str, Any]) -> str:
-    """The regular expression that cuts text into words before merging."""
-    parts = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
-    patterns = [part["pattern"]["Regex"] for part in parts if part["type"] == "Split"]
-    if len(patterns) != 1 or "ByteLevel" not in {part["type"] for part in parts}:
-        raise LookupError(f"pre-tokenizers {[part['type'] for part in parts]}")
-    return patterns[0]
-
-
-def _byte_of_character() -> dict[str, int]:
-    from tokenizers.pre_tokenizers import ByteLevel
-
-    # The alphabet is printable Latin in byte order, the other bytes from U+0100 on in theirs.
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    table = {chr(byte): byte for byte in printable}
-    table |= {chr(256 + place): byte for place, byte in enumerate(others)}
-    assert set(table) == set(ByteLevel.alphabet())
-    return table
-
-
 def _read_weights(folder: Path) -> dict[str, Tensor]:
     names = [WEIGHTS]
     if (folder / INDEX).is_file():
-        names = sorted(set(_read_json(folder / INDEX).get("weight_map", {}).values()))
+        names = sorted(set(read_json(folder / INDEX).get("weight_map", {}).values()))
     state: dict[str, Tensor] = {}
     for name in names:
         try:
@@ -206,13 +199,3 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
                 f"{folder / name}: missing or damaged ({error}); only safetensors are read"
             ) from None
     return state
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        said = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{file}: missing or damaged ({error})") from None
-    if not isinstance(said, dict):
-        raise CheckpointError(f"{file}: damaged: not an object")
-    return said

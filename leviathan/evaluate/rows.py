@@ -58,11 +58,9 @@ class RowScorer:
         results = dict(zip(order, chain.from_iterable(scored), strict=True))
         return [results[index] for index in range(len(rows))]
 
-    def leave_room(self, context: list[int], new_tokens: int) -> list[int]:
-        """The context cut so that `new_tokens` fit behind it, if the model has room for them."""
-        room = max(1, self.max_length - new_tokens)
-        self.truncated += len(context) > room
-        return context[-room:]
+    def overflow(self, context: Sequence[int], continuation: Sequence[int]) -> int:
+        """How many ids of a context are cut off so that it fits together with its continuation."""
+        return max(0, len(context) + len(continuation) - (self.max_length + 1))
 
     def generate(
         self, contexts: Sequence[list[int]], new_tokens: int, end: int, on_token: OnToken
@@ -78,7 +76,7 @@ class RowScorer:
                 f"of {self.max_length:,}; this task needs a model with a longer context"
             )
         ids = context + continuation
-        self.truncated += len(ids) > self.max_length + 1
+        self.truncated += self.overflow(context, continuation) > 0
         return ids[-(self.max_length + 1) :], len(continuation)
 
     def _score_batch(self, rows: Sequence[tuple[list[int], int]]) -> Iterator[tuple[float, bool]]:

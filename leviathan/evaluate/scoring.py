@@ -18,13 +18,14 @@ from leviathan.data.files import check_folder, write_atomic
 from leviathan.data.format import DATASET_FILE, DatasetInfo
 from leviathan.data.stream import Batch, check_fits, eval_batches
 from leviathan.data.tokenizer import Tokenizer
-from leviathan.errors import CheckpointError, DataError
+from leviathan.errors import DataError
 from leviathan.evaluate.llama_folder import (
+    check_llama_pair,
     is_llama_folder,
     read_llama_config,
     read_llama_model,
-    read_llama_tokenizer,
 )
+from leviathan.evaluate.llama_tokenizer import read_llama_tokenizer
 from leviathan.evaluate.ranks import Ranks
 from leviathan.evaluate.strided import strided
 from leviathan.model.accounting import account
@@ -113,11 +114,7 @@ def _describe(directory: Path) -> Described:
         folder = directory
         config = read_llama_config(folder)
         tokenizer = read_llama_tokenizer(folder)
-        if tokenizer.vocab_size > config.vocab_size:
-            raise CheckpointError(
-                f"{folder}: the tokenizer has {tokenizer.vocab_size:,} ids, the model "
-                f"{config.vocab_size:,}: they do not belong together"
-            )
+        check_llama_pair(folder, config, tokenizer)
         return Described(folder, folder.name, config, tokenizer, None)
     run = read_run_config(directory)
     step, tokenizer = step_of(directory), read_tokenizer(directory, run)

@@ -1,9 +1,11 @@
 """The model card: what an exported model is, and what is known of how it came about."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from leviathan.config.schema import ModelConfig
+from leviathan.data.tokenizer import END_OF_TEXT
 from leviathan.model.accounting import account
 
 MATERIALISED = (
@@ -32,12 +34,23 @@ PREFIX = {
     True: "The tokenizer puts it there by itself, unless `add_special_tokens=False`.",
     False: "The tokenizer adds nothing by itself.",
 }
-EXAMPLE = {
-    True: 'ids = tokenizer("Once upon a time", return_tensors="pt").input_ids',
+SPECIALS = {
+    True: """\
+  It splits the strings of special tokens out of a text; pass `split_special_tokens=True` to read
+  them as ordinary text.""",
     False: """\
-prompt = "<|endoftext|>Once upon a time"
-ids = tokenizer(prompt, split_special_tokens=False, return_tensors="pt").input_ids""",
+  It reads the strings of special tokens in a text as ordinary text, as in training; pass
+  `split_special_tokens=False` to write them as ids.""",
 }
+OWN_DOCUMENTS = "Every training document ended with the id {end_of_text}, so a text"
+IMPORTED_DOCUMENTS = (
+    "The tokenizer is the imported model's own, unchanged. Its documents end with the id "
+    "{end_of_text}; a text"
+)
+EXAMPLE_ADDED = 'ids = tokenizer("Once upon a time", return_tensors="pt").input_ids'
+EXAMPLE_WRITTEN = """\
+prompt = "{prefix_token}Once upon a time"
+ids = tokenizer(prompt, split_special_tokens=False, return_tensors="pt").input_ids"""
 
 TEMPLATE = """\
 ---
@@ -74,31 +87,49 @@ print(tokenizer.decode(model.generate(ids, max_new_tokens=40)[0]))
 
 - A pretrained base model: it continues text, it was not tuned to follow instructions, and it says
   what its training text makes likely, whether true or not.
-- Every training document ended with the id {end_of_text}, so a text scored or generated from
-  its beginning should be preceded by that id, once. {prefix} It reads special
-  strings in a text as ordinary text, as in training; pass `split_special_tokens=False` to write
-  them as ids.
+- {documents} scored or generated from its beginning should be preceded by the id {prefix_id},
+  once. {prefix}
+{specials}
 - The context is {seq_len} tokens.
 """
 
 
+@dataclass(frozen=True)
+class TokenizerNotes:
+    """What a user of the exported tokenizer must know.
+
+    Attributes:
+        end_of_text: the id that ends a document.
+        prefix_id: the id that stands before a text.
+        prefix_token: its string.
+        adds_prefix: whether the tokenizer puts it there by itself.
+        imported: whether it is an imported model's own tokenizer, unchanged.
+        splits_special: whether it splits the strings of special tokens out of a text.
+    """
+
+    end_of_text: int
+    prefix_id: int
+    prefix_token: str = END_OF_TEXT
+    adds_prefix: bool = False
+    imported: bool = False
+    splits_special: bool = False
+
+
 def model_card(
     config: ModelConfig,
-    end_of_text: int,
+    notes: TokenizerNotes,
     dtype: str,
     exported: int,
     facts: Mapping[str, Any],
-    add_bos: bool = False,
 ) -> str:
     """The text of README.md.
 
     Args:
         config: of the native model.
-        end_of_text: its id.
+        notes: about the tokenizer.
         dtype: of the exported weights.
         exported: parameters in the exported folder.
         facts: about the training run, shown in their order.
-        add_bos: whether the tokenizer puts end-of-text before a text by itself.
     """
     counted = account(config)
     shape = {
@@ -110,15 +141,19 @@ def model_card(
         "d_model × layers × heads": f"{config.d_model} × {config.n_layers} × {config.n_heads}",
         "Vocabulary": config.vocab_size,
     }
+    documents = IMPORTED_DOCUMENTS if notes.imported else OWN_DOCUMENTS
+    example = EXAMPLE_ADDED if notes.adds_prefix else EXAMPLE_WRITTEN
     title = f"Leviathan-{_short(counted.total)}-{counted.kind}"
     return TEMPLATE.format(
         title=title,
         embedding=EMBEDDINGS[counted.kind],
         facts="\n".join(f"| {key} | {_show(value)} |" for key, value in {**shape, **facts}.items()),
         counts=_counts(config, exported),
-        prefix=PREFIX[add_bos],
-        example=EXAMPLE[add_bos],
-        end_of_text=end_of_text,
+        documents=documents.format(end_of_text=notes.end_of_text),
+        prefix_id=notes.prefix_id,
+        prefix=PREFIX[notes.adds_prefix],
+        specials=SPECIALS[notes.splits_special],
+        example=example.format(prefix_token=notes.prefix_token),
         seq_len=config.seq_len,
     )
 

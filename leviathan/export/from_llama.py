@@ -6,6 +6,7 @@ from typing import Any
 
 from leviathan.checkpoint.boxes import Slice, save_slices
 from leviathan.checkpoint.layout import complete_checkpoints, draft_dir, step_dir
+from leviathan.checkpoint.load import IMPORTED, PREFIX
 from leviathan.checkpoint.manifest import (
     CONFIG,
     STATE,
@@ -17,13 +18,18 @@ from leviathan.checkpoint.manifest import (
 from leviathan.config.load import dump_config
 from leviathan.config.schema import RunConfig
 from leviathan.data.files import check_folder
-from leviathan.errors import CheckpointError, ConfigError
+from leviathan.data.id_comparison import compare_ids
+from leviathan.data.tokenizer import Tokenizer
+from leviathan.errors import CheckpointError, ConfigError, DataError
 from leviathan.evaluate.llama_folder import (
+    check_llama_pair,
     is_llama_folder,
     read_llama_config,
     read_llama_model,
-    read_llama_tokenizer,
 )
+from leviathan.evaluate.llama_tokenizer import read_llama_tokenizer
+from leviathan.export.hf_llama import quiet_transformers
+from leviathan.export.imported import keep_tokenizer
 
 STEP = 0  # nothing was trained here
 
@@ -32,6 +38,9 @@ def import_llama(folder: Path, run_dir: Path) -> dict[str, Any]:
     """Writes run_dir/checkpoints/step-00000000 from a Llama folder: weights, no moments.
 
     Every command that reads a checkpoint takes it: perplexity, eval, frequency, generate, export.
+    Before anything is written, the tokenizer's ids are compared with those that `tokenizers` and
+    transformers give. The folder's tokenizer files are kept in the checkpoint, so that `export`
+    writes the tokenizer as it was.
 
     Args:
         folder: with config.json, safetensors and tokenizer.json.
@@ -41,7 +50,8 @@ def import_llama(folder: Path, run_dir: Path) -> dict[str, Any]:
         What was written.
 
     Raises:
-        CheckpointError: the folder is damaged, or no model that can be had natively.
+        CheckpointError: the folder is damaged, no model that can be had natively, or one whose
+            tokenizer cannot be reproduced.
         ConfigError: `run_dir` has checkpoints already.
     """
     folder, run_dir = Path(folder), Path(run_dir)
@@ -52,6 +62,8 @@ def import_llama(folder: Path, run_dir: Path) -> dict[str, Any]:
     check_folder(run_dir)
     model_config = read_llama_config(folder)
     tokenizer = read_llama_tokenizer(folder)
+    check_llama_pair(folder, model_config, tokenizer)
+    documents = _compare_with_transformers(folder, tokenizer)
     model = read_llama_model(folder, model_config)
     # What a run's configuration must say though nothing was run: no data, one step.
     config = RunConfig.model_validate(
@@ -69,7 +81,8 @@ def import_llama(folder: Path, run_dir: Path) -> dict[str, Any]:
         tensors = {f"model.{name}": value.detach() for name, value in model.named_parameters()}
         slices = [Slice(key, tuple(t.shape), 0, t.reshape(-1)) for key, t in tensors.items()]
         save_slices(slices, draft)
-        write_json(draft / STATE, {"step": STEP, "tokens": 0, "imported_from": str(folder)})
+        state = {"step": STEP, "tokens": 0, IMPORTED: str(folder), PREFIX: tokenizer.prefix_token}
+        write_json(draft / STATE, state | keep_tokenizer(folder, draft))
         (draft / CONFIG).write_text(dump_config(config))
         tokenizer.save(draft)
         write_manifest(draft, fingerprint(draft, file_names(draft)))
@@ -83,4 +96,30 @@ def import_llama(folder: Path, run_dir: Path) -> dict[str, Any]:
         "vocab_size": model_config.vocab_size,
         "parameters": sum(value.numel() for value in tensors.values()),
         "tokenizer": tokenizer.name,
+        "texts_compared": documents,
     }
+
+
+def _compare_with_transformers(folder: Path, tokenizer: Tokenizer) -> int:
+    """The number of texts for which transformers' tokenizer of the folder gives our ids.
+
+    It may differ from the `tokenizers` library's, because tokenizer_config.json changes it.
+
+    Raises:
+        CheckpointError: it cannot be loaded, or an id differs.
+    """
+    try:
+        fast = quiet_transformers().PreTrainedTokenizerFast.from_pretrained(folder)
+    except Exception as error:  # whatever the files make it raise
+        raise CheckpointError(
+            f"{folder}: transformers cannot load the tokenizer ({type(error).__name__}: {error})"
+        ) from None
+
+    def encode(texts: list[str]) -> list[list[int]]:
+        options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
+        return fast(texts, **options).input_ids
+
+    try:
+        return compare_ids(tokenizer, encode, "transformers")
+    except DataError as error:
+        raise CheckpointError(f"{folder}: {error}; nothing was written") from None

@@ -13,11 +13,14 @@ from torch import Tensor
 from leviathan.checkpoint.load import check_finite, read_model, read_tokenizer, whole_checkpoint
 from leviathan.config.schema import ModelConfig, OptimConfig, RunConfig
 from leviathan.console import say
+from leviathan.data.encodings import TOKENIZERS_PATTERNS
+from leviathan.data.id_comparison import compare_ids
 from leviathan.data.tokenizer import END_OF_TEXT, Tokenizer
-from leviathan.errors import CheckpointError, ConfigError
-from leviathan.evaluate.llama_folder import UNUSED
-from leviathan.export.card import model_card
+from leviathan.errors import CheckpointError, ConfigError, DataError
+from leviathan.evaluate.llama_tokenizer import UNUSED, encode_original, load_original
+from leviathan.export.card import TokenizerNotes, model_card
 from leviathan.export.folder import check_out, replacing, write_marker
+from leviathan.export.imported import ImportedTokenizer, kept_tokenizer
 from leviathan.model.decode import materialised
 from leviathan.model.transformer import CausalLM
 
@@ -46,6 +49,8 @@ def export(
 ) -> dict[str, Any]:
     """Writes a native checkpoint as a Hugging Face Llama folder with tokenizer and model card.
 
+    An imported checkpoint's tokenizer files are written as they were in the imported folder.
+
     Args:
         checkpoint: whatever `resolve_checkpoint` takes.
         out: folder to make; an earlier export there is replaced.
@@ -59,14 +64,21 @@ def export(
         What was written; with `verify` also `max_abs_difference`, `tolerance` and `generated`.
 
     Raises:
-        CheckpointError: missing, damaged, or its tokenizer does not fit its model.
-        ConfigError: unknown dtype, or `out` cannot be used.
+        CheckpointError: missing, damaged, or its tokenizer does not fit its model or cannot be
+            written with the same ids.
+        ConfigError: unknown dtype, `out` cannot be used, or `add_bos` for an imported checkpoint.
         RuntimeError: the exported model differs from the native one; nothing is left behind.
     """
     directory = whole_checkpoint(checkpoint)
     _check_request(Path(out), dtype, shard_size)
     model, run, state = read_model(directory)
     tokenizer = read_tokenizer(directory, run)
+    imported = kept_tokenizer(directory, state)
+    if imported is not None and add_bos:
+        raise ConfigError(
+            f"--add-bos: {directory} was imported, and its tokenizer files are exported unchanged; "
+            "export without it and edit the exported tokenizer.json, if you mean to change it"
+        )
     facts = run_facts(directory, run, state, tokenizer)
     return export_model(
         model,
@@ -78,6 +90,7 @@ def export(
         verify=verify,
         add_bos=add_bos,
         shard_size=shard_size,
+        imported=imported,
     )
 
 
@@ -92,20 +105,33 @@ def export_model(
     verify: bool = False,
     add_bos: bool = False,
     shard_size: str = SHARD_SIZE,
+    imported: ImportedTokenizer | None = None,
 ) -> dict[str, Any]:
-    """As `export`, from a model in memory; `facts` go into the model card in their order."""
+    """As `export`, from a model in memory; `facts` go into the model card in their order.
+
+    With `imported`, its tokenizer files are written instead of ones made from `tokenizer`.
+    """
     _check_request(Path(out), dtype, shard_size)
-    if tokenizer.vocab_size != config.vocab_size:
+    # An imported model may have more rows than its tokenizer has ids.
+    own_size = imported is None and tokenizer.vocab_size != config.vocab_size
+    if own_size or tokenizer.vocab_size > config.vocab_size:
         raise CheckpointError(
             f"the tokenizer {tokenizer.name} has {tokenizer.vocab_size:,} ids, the model's "
             f"vocab_size is {config.vocab_size:,}: they do not belong together"
         )
     out = Path(out)
     with replacing(out) as draft:
+        ids = special_ids(tokenizer, imported)
+        exported = write_weights(model, config, ids, draft, DTYPES[dtype], shard_size)
         end = tokenizer.end_of_text
-        exported = write_weights(model, config, end, draft, DTYPES[dtype], shard_size)
-        write_tokenizer(tokenizer, config, draft, add_bos)
-        card = model_card(config, end, dtype, exported, facts, add_bos)
+        if imported is not None:
+            imported.copy_to(draft)
+            notes = imported.notes(tokenizer)
+        else:
+            write_tokenizer(tokenizer, config, draft, add_bos)
+            notes = TokenizerNotes(end, end, adds_prefix=add_bos)
+        _compare_written(tokenizer, draft)
+        card = model_card(config, notes, dtype, exported, facts)
         (draft / "README.md").write_text(card)
         result: dict[str, Any] = {
             "out": str(out),
@@ -114,7 +140,10 @@ def export_model(
             "vocab_size": config.vocab_size,
             "parameters": exported,
         }
-        write_marker(draft, result | {"tokenizer": tokenizer.name, "facts": dict(facts)})
+        marker = {"tokenizer": tokenizer.name, "facts": dict(facts)}
+        if imported is None:
+            marker["end_of_text"] = end
+        write_marker(draft, result | marker)
         if verify:
             result |= compare(model, config, tokenizer, draft, dtype)
     return result | {"files": len(list(out.iterdir()))}
@@ -159,18 +188,27 @@ def llama_state(model: CausalLM, config: ModelConfig, dtype: torch.dtype) -> dic
     return rounded
 
 
+def special_ids(tokenizer: Tokenizer, imported: ImportedTokenizer | None) -> dict[str, Any]:
+    """Special ids for config.json; an imported model keeps its own."""
+    if imported is not None:
+        return dict.fromkeys(("bos_token_id", "eos_token_id")) | dict(imported.special_ids)
+    return dict.fromkeys(("bos_token_id", "eos_token_id"), tokenizer.end_of_text)
+
+
 def write_weights(
     model: CausalLM,
     config: ModelConfig,
-    end_of_text: int,
+    ids: Mapping[str, Any],
     folder: Path,
     dtype: torch.dtype,
     shard_size: str = SHARD_SIZE,
 ) -> int:
-    """Writes config.json, generation_config.json and safetensors; returns the parameters."""
+    """Writes config.json, generation_config.json and safetensors; returns the parameters.
+
+    `ids` are the special ones, by their keys in config.json.
+    """
     hf = quiet_transformers()
     tied = model.lm_head.tied
-    ends: dict[str, Any] = {"bos_token_id": end_of_text, "eos_token_id": end_of_text}
     llama_config = hf.LlamaConfig(
         vocab_size=config.vocab_size,
         hidden_size=config.d_model,
@@ -184,7 +222,7 @@ def write_weights(
         rope_theta=config.rope_theta,
         tie_word_embeddings=tied,
         dtype=dtype,
-        **ends,
+        **ids,
     )
     with torch.device("meta"):
         llama = hf.LlamaForCausalLM(llama_config)
@@ -194,7 +232,9 @@ def write_weights(
         state["lm_head.weight"] = state["model.embed_tokens.weight"]
     llama.load_state_dict(state, assign=True)
     llama.tie_weights()
-    llama.generation_config = hf.GenerationConfig(pad_token_id=end_of_text, **ends)
+    end = ids["eos_token_id"]
+    padding = {"pad_token_id": end[0] if isinstance(end, list) else end}
+    llama.generation_config = hf.GenerationConfig(**padding | dict(ids))
     llama.save_pretrained(folder, max_shard_size=shard_size)
     readable = (folder / "config.json").stat().st_mode
     for weights in folder.glob("*.safetensors"):
@@ -217,9 +257,13 @@ def write_tokenizer(
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     ranks, characters = tokenizer.ranks, bytes_to_unicode()
+    if max(ranks.values()) != len(ranks) - 1:
+        raise CheckpointError(
+            f"the tokenizer {tokenizer.name} cannot be exported: {max(ranks.values()) + 1:,} ids "
+            f"but {len(ranks):,} ranks; a fast tokenizer numbers its tokens without gaps"
+        )
     names = {token: "".join(characters[byte] for byte in token) for token in ranks}
     ordered = sorted(ranks, key=ranks.__getitem__)
-    assert ranks[ordered[-1]] == len(ranks) - 1, "ranks have gaps"
     merges = []
     for token in ordered:
         # Every way to put the token together of two others, the earliest learnt first.
@@ -230,9 +274,10 @@ def write_tokenizer(
 
     vocabulary = {names[token]: rank for token, rank in ranks.items()}
     fast: Any = FastTokenizer(models.BPE(vocabulary, merges, ignore_merges=True))
+    pattern = TOKENIZERS_PATTERNS.get(tokenizer.pattern, tokenizer.pattern)
     fast.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(tokenizer.pattern), "isolated"),
+            pre_tokenizers.Split(Regex(pattern), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -263,6 +308,21 @@ def write_tokenizer(
         add_bos_token=add_bos,
         model_input_names=["input_ids", "attention_mask"],
     ).save_pretrained(folder)
+
+
+def _compare_written(tokenizer: Tokenizer, folder: Path) -> None:
+    """Compares the ids of a written tokenizer with the native ones.
+
+    Raises:
+        CheckpointError: they differ.
+    """
+    written = load_original(folder)
+    try:
+        compare_ids(tokenizer, lambda texts: encode_original(written, texts), "the export")
+    except DataError as error:
+        raise CheckpointError(
+            f"the tokenizer {tokenizer.name} cannot be exported: {error}"
+        ) from None
 
 
 def run_facts(
@@ -310,9 +370,11 @@ def compare(
     """
     hf = quiet_transformers()
     fast = hf.AutoTokenizer.from_pretrained(folder)
-    ids = fast(SAMPLE_TEXT, verbose=False, add_special_tokens=False).input_ids
+    options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
+    ids = fast(SAMPLE_TEXT, **options).input_ids
     expected = tokenizer.encode(SAMPLE_TEXT)
-    if ids != expected or fast.decode(ids) != SAMPLE_TEXT or len(fast) != config.vocab_size:
+    text = fast.decode(ids, clean_up_tokenization_spaces=False)
+    if ids != expected or text != SAMPLE_TEXT or len(fast) > config.vocab_size:
         raise RuntimeError(f"the exported tokenizer differs from {tokenizer.name}: {ids}")
 
     llama = hf.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
@@ -332,16 +394,16 @@ def compare(
     return {
         "max_abs_difference": difference,
         "tolerance": tolerance,
-        "generated": one_line(llama, fast),
+        "generated": one_line(llama, fast, tokenizer.prefix_token),
     }
 
 
-def one_line(llama: Any, fast: Any) -> str:
-    """The first line that is not blank of what the model writes after an end of text.
+def one_line(llama: Any, fast: Any, prefix_token: int) -> str:
+    """The first line that is not blank of what the model writes at the beginning of a document.
 
     Sampled, because the likeliest text of a small model repeats itself; the same each time.
     """
-    start = torch.tensor([[llama.config.eos_token_id]])
+    start = torch.tensor([[prefix_token]])
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         written = llama.generate(

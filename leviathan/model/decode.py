@@ -69,8 +69,8 @@ def generate(
     Args:
         model: with any input embedding.
         prompts: token ids, one or more each; of one too long the newest `seq_len` are read.
-        new_tokens: at most so many a row. Where the context is full before, a row goes on from its
-            newest half.
+        new_tokens: maximum new tokens per row. A row that fills the context continues from its
+            newest half; `fit_prompt` in `leviathan.evaluate` keeps rows from getting there.
         end: the id that ends a row; it is not handed on.
         on_token: called with (row, id); False ends the row.
         sampling: greedy if left out.
@@ -144,8 +144,11 @@ class Decoding:
         for row, token in zip(self.ids, tokens.tolist(), strict=True):
             row.append(token)
         if self.length == self.config.seq_len:
+            # A row that is itself shorter than the batch's columns loses nothing.
             half = max(1, self.config.seq_len // 2)
-            self._start([row[-half:] for row in self.ids])
+            self._start(
+                [row if len(row) <= self.config.seq_len else row[-half:] for row in self.ids]
+            )
             return
         at = self.length
         if self.padding is None:

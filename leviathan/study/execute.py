@@ -103,14 +103,14 @@ def prepare_text(text: TextConfig, sizes: Sequence[int | None]) -> None:
     """
     from leviathan.data.prepare import prepare
     from leviathan.data.prepare.stdlib_corpus import write_stdlib_corpus
-    from leviathan.data.tokenizer import train_bpe
+    from leviathan.data.tokenizer import meta_file_of, train_bpe
 
     corpus = text.folder / "corpus"
     write_stdlib_corpus(corpus, max_bytes=text.max_bytes)
     shards = sorted(corpus.glob("train-*"))
     for size in sorted({size or text.vocab_size for size in sizes}):
         ranks = text.folder / f"v{size}.tiktoken"
-        if not ranks.exists():
+        if not (ranks.exists() and meta_file_of(ranks).exists()):
             train_bpe(shards, size, ranks)
         prepare(
             PrepConfig.model_validate(

@@ -35,6 +35,7 @@ _MIN_HELD_OUT_BYTES = 100_000  # enough for the questions
 _MIN_CHARACTERS = 200
 _QUESTIONS = 100
 _CONTEXT_LINES = 6
+_PIECES_PER_TEXT = 4
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,25 @@ def write_stdlib_corpus(
     return manifest
 
 
+def sample_texts(count: int, max_characters: int = 2_000) -> list[str]:
+    """Up to `count` pieces of this Python's library: sources and pydoc topics, no two alike.
+
+    The same Python gives the same pieces. They come from as many modules as possible, at most a few
+    from each. A Python without its library's sources gives fewer, or none.
+    """
+    root = _library()
+    modules = {path.relative_to(root).as_posix(): path for path in _modules(root)}
+    topics = {f"topic {name}": text for name, text in _topics()}
+    pieces: dict[str, None] = {}
+    for name in sorted([*modules, *topics], key=_chance):
+        text = topics[name] if name in topics else _source(modules[name])
+        starts = range(0, min(len(text), _PIECES_PER_TEXT * max_characters), max_characters)
+        pieces |= dict.fromkeys(text[start : start + max_characters] for start in starts)
+        if len(pieces) >= count:
+            break
+    return list(pieces)[:count]
+
+
 def _finished(out: Path, asked: dict[str, Any]) -> dict[str, Any] | None:
     try:
         manifest = json.loads((out / MANIFEST).read_bytes())
@@ -156,6 +176,15 @@ def _modules(root: Path) -> Iterator[Path]:
         # _sysconfigdata differs between builds of one version.
         if not _LEFT_OUT & {*path.relative_to(root).parts} and "_sysconfigdata" not in path.name:
             yield path
+
+
+def _source(path: Path) -> str:
+    """The text of a module; empty where it is no Python or not in its own encoding."""
+    try:
+        with tokenize.open(path) as file:
+            return file.read()
+    except (OSError, SyntaxError, ValueError):
+        return ""
 
 
 def _module_texts(path: Path) -> list[_Text]:

@@ -1,5 +1,6 @@
 """Data sets that a peer's converter wrote, with the library's own writer."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,17 @@ def test_packed_shards(tmp_path: Path, data: Any) -> None:
     packed.write_bytes(packed.read_bytes()[:50])
     with pytest.raises(DataError, match=r"shard.00001.mds.zstd: truncated"):
         _ = data(dtype="int64", cache=str(tmp_path / "other")).rows("train")[20]
+
+
+def test_a_tokenizer_that_nothing_describes(
+    tmp_path: Path, data: Any, tiny_tokenizer: Path
+) -> None:
+    """Its end-of-text id and its pattern would be guesses, also where the rows are given."""
+    bare = tmp_path / "bare.tiktoken"
+    shutil.copyfile(tiny_tokenizer, bare)
+    write(tmp_path / "set", ids(30, SEQ_LEN + 1, "int32"), "bytes")
+    with pytest.raises(DataError, match=r"bare\.meta\.json.*`special_tokens`"):
+        data(dtype="int32", tokenizer=str(bare))
 
 
 def test_what_the_format_gets_wrong(tmp_path: Path, data: Any) -> None:

@@ -1,7 +1,10 @@
 """Tokenizers: tiktoken's own, trained ones, and what cannot be loaded."""
 
 import base64
+import hashlib
+import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -54,6 +57,16 @@ def test_trained_tokenizer_round_trips(tiny_tokenizer: Path) -> None:
 def test_training_is_deterministic(tiny_corpus: Path, tiny_tokenizer: Path, tmp_path: Path) -> None:
     train_bpe([tiny_corpus], 600, tmp_path / "again.tiktoken")
     assert (tmp_path / "again.tiktoken").read_bytes() == tiny_tokenizer.read_bytes()
+
+
+def test_training_describes_what_it_writes(tiny_tokenizer: Path) -> None:
+    """Nothing about the file has to be guessed, and its fingerprint is what it always was."""
+    meta = json.loads(tiny_tokenizer.with_suffix(".meta.json").read_bytes())
+    assert meta["pattern"] == O200K_PATTERN
+    assert meta["special_tokens"] == {END_OF_TEXT: 600}
+    digest = hashlib.sha256(tiny_tokenizer.read_bytes())
+    digest.update(json.dumps([O200K_PATTERN, {END_OF_TEXT: 600}], sort_keys=True).encode())
+    assert load_tokenizer(tiny_tokenizer).fingerprint == meta["fingerprint"] == digest.hexdigest()
 
 
 def test_merges_are_the_frequent_ones(tmp_path: Path) -> None:
@@ -122,6 +135,7 @@ def test_what_cannot_be_loaded(tiny_tokenizer: Path, tmp_path: Path) -> None:
         ("text", b"not a rank file\n", r"text.tiktoken:1"),
     ]:
         (tmp_path / f"{name}.tiktoken").write_bytes(content)
+        shutil.copyfile(tiny_tokenizer.with_suffix(".meta.json"), tmp_path / f"{name}.meta.json")
         with pytest.raises(DataError, match=message):
             load_tokenizer(tmp_path / f"{name}.tiktoken")
     folder = tmp_path / "mixed"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from leviathan.errors import CheckpointError, ConfigError, DataError
+from leviathan.evaluate.scoring import open_checkpoint
 from leviathan.export.hf_llama import export
 from leviathan.generate import as_text, generate_texts, read_prompts
 from leviathan.model.decode import Sampling
@@ -39,6 +40,38 @@ def test_stop(runs: dict[str, Path]) -> None:
     cut = generate_texts(runs["tied"], PROMPTS[:1], 16, stops=[middle])["completions"][0]
     assert cut["text"] == whole["text"][: whole["text"].index(middle)]
     assert cut["finish"] == "stop"
+
+
+def test_what_does_not_fit_is_reported(
+    runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A prompt keeps its tokens; one that fills the context of 32 alone loses counted ones."""
+    encode = open_checkpoint(runs["tied"]).tokenizer.encode
+    prompts = ["def wrap(text", "x = " * 40, "a"]
+    result = generate_texts(runs["tied"], prompts, 100, batch_size=3)
+    lengths = [1 + len(encode(prompt)) for prompt in prompts]
+    first, long, last = result["completions"]
+    assert (first["max_new_tokens"], first["truncated_prompt_tokens"]) == (32 - lengths[0], 0)
+    assert (long["max_new_tokens"], long["truncated_prompt_tokens"]) == (16, lengths[1] - 16)
+    assert result["truncation"] == {
+        "contexts": 1,
+        "tokens": lengths[1] - 16,
+        "capped_generations": 3,
+    }
+    for completion in result["completions"]:
+        assert completion["tokens"] <= completion["max_new_tokens"]
+        assert (completion["finish"] == "length") == (
+            completion["tokens"] == completion["max_new_tokens"]
+        )
+    printed = capsys.readouterr().err
+    assert f"truncated from the left, by {lengths[1] - 16:,} tokens in all" in printed
+    assert "3 generations were capped" in printed
+    # Nor does a long prompt beside it take anything from a short one.
+    alone = generate_texts(runs["tied"], prompts[2:], 100)["completions"][0]
+    assert (last["text"], last["tokens"]) == (alone["text"], alone["tokens"])
+    assert not capsys.readouterr().err.count("truncated")
+    fitting = generate_texts(runs["tied"], prompts[:1], 4)
+    assert not any(fitting["truncation"].values())
 
 
 def test_exported_folder_says_the_same(runs: dict[str, Path], tmp_path: Path) -> None:

@@ -156,6 +156,78 @@ def test_generation_is_greedy_and_stops(loaded: Loaded) -> None:
         model.generate_until(requests("generate_until", [("def", {"do_sample": True})]))
 
 
+def test_no_prompt_is_truncated_to_fit_the_new_tokens(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The default of 256 new tokens is eight times this model's context of 32."""
+    model, seen = model_of(loaded), []
+    generate = model.rows.generate
+
+    def spy(contexts, new_tokens, end, on_token):
+        seen.extend(contexts)
+        return generate(contexts, new_tokens, end, on_token)
+
+    monkeypatch.setattr(model.rows, "generate", spy)
+    prompts = ["def wrap(text,", "import", "x = " * 40]
+    made = model.generate_until(requests("generate_until", [(text, {}) for text in prompts]))
+    encoded = {
+        text: [loaded.tokenizer.end_of_text, *loaded.tokenizer.encode(text)] for text in prompts
+    }
+    assert encoded[prompts[0]] in seen
+    assert encoded[prompts[1]] in seen
+    assert encoded[prompts[2]][-16:] in seen  # alone it fills the context: half of that is kept
+    counts = model.truncation["task"]
+    assert (counts.contexts, counts.capped_generations) == (1, 3)
+    assert counts.tokens == len(encoded[prompts[2]]) - 16
+    # Each is what the model gives for that prompt alone, up to the end of the context.
+    for text, found in zip(prompts[:2], made[:2], strict=True):
+        ids = list(encoded[text])
+        while len(ids) < 32:
+            ids.append(int(loaded.model.logits(torch.tensor([ids]))[0, -1].argmax()))
+            if ids[-1] == loaded.tokenizer.end_of_text:
+                ids.pop()
+                break
+        assert found == loaded.tokenizer.decode(ids[len(encoded[text]) :])
+
+
+def test_options_of_generation(loaded: Loaded) -> None:
+    model = model_of(loaded)
+
+    def run(**options) -> str:
+        return model.generate_until(requests("generate_until", [("def", options)]))[0]
+
+    assert run(max_new_tokens=3) == run(max_gen_toks=3, num_beams=1) == run(max_tokens=3)
+    assert run(max_gen_toks=3) != run(max_gen_toks=9)
+    for options in ({"num_beams": 4}, {"suppress_tokens": [1]}, {"max_length": 20}):
+        (key,) = options
+        with pytest.raises(ConfigError, match=rf"generation_kwargs\.{key} is"):
+            run(**options)
+
+
+@pytest.mark.usefixtures("no_network")
+def test_truncation_is_reported(
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By task, on the console and in the results."""
+    encode = open_checkpoint(runs["tied"]).tokenizer.encode
+    contexts = ["import re\n" * 20, "import re\n"]
+    choices = ["import json", "pass"]
+    items = [{"context": text, "choices": choices, "answer": 0} for text in contexts]
+    (tmp_path / "choices.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
+    result = run_tasks(runs["tied"], ["next_line"], tmp_path)["leviathan"]
+    whole = [1 + len(encode(contexts[0] + choice)) for choice in choices]
+    lost = sum(length - 33 for length in whole)
+    assert result["truncated_contexts"] == 2
+    assert result["truncated_tokens"] == lost > 0
+    assert result["capped_generations"] == 0
+    assert result["truncation"] == {
+        "next_line": {"contexts": 2, "tokens": lost, "capped_generations": 0}
+    }
+    printed = capsys.readouterr().err
+    assert "next_line: 2 contexts did not fit the model's context of 32 tokens" in printed
+    assert f"by {lost:,} tokens in all" in printed
+
+
 @pytest.fixture(scope="module")
 def choices(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("choices")

@@ -11,6 +11,7 @@ from leviathan.checkpoint.save import save_checkpoint
 from leviathan.config.schema import RunConfig
 from leviathan.data.tokenizer import load_tokenizer
 from leviathan.errors import CheckpointError
+from leviathan.evaluate.llama_tokenizer import read_llama_tokenizer
 from leviathan.export.hf_llama import export
 from leviathan.model.init import init_weights
 from leviathan.model.transformer import CausalLM
@@ -71,6 +72,8 @@ def test_another_converter_s_end_of_text_is_the_export_s(run, tmp_path):
         assert json.loads((out / file).read_text())["eos_token_id"] == 5
     assert AutoTokenizer.from_pretrained(out)("def").input_ids[0] == 5
     assert "ended with the id 5" in (out / "README.md").read_text()
+    tokenizer = read_llama_tokenizer(out)
+    assert (tokenizer.end_of_text, tokenizer.prefix_token) == (5, 5)
 
 
 def test_checkpoint_to_llama(run, tmp_path):

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from leviathan.config.schema import ModelConfig
+from leviathan.data.encodings import CL100K_PATTERN
 from leviathan.data.tokenizer import END_OF_TEXT, Tokenizer, load_tokenizer
 from leviathan.errors import CheckpointError, ConfigError
+from leviathan.evaluate.llama_tokenizer import read_llama_tokenizer
 from leviathan.export.folder import MARKER, replacing
 from leviathan.export.hf_llama import SAMPLE_TEXT, export_model
 from leviathan.model.embedding import KINDS
@@ -80,6 +82,8 @@ def tokenizer(tmp_path_factory) -> Tokenizer:
     path.write_bytes(
         b"".join(b"%s %d\n" % (base64.b64encode(token), i) for i, token in enumerate(tokens))
     )
+    meta = {"name": "small", "pattern": "o200k_base", "special_tokens": {END_OF_TEXT: len(tokens)}}
+    path.with_suffix(".meta.json").write_text(json.dumps(meta))
     return load_tokenizer(path)
 
 
@@ -184,6 +188,50 @@ def test_fast_tokenizer_equals_tiktoken(make, tokenizer, tmp_path):
     model, config = make()
     export_model(model, config, tokenizer, {}, tmp_path)
     assert_same_ids(tmp_path, tokenizer)
+
+
+def test_patterns_that_the_tokenizers_library_reads_otherwise(make, tokenizer, tmp_path):
+    """cl100k's `{1,3}+` repeats there: an export would not split long numbers."""
+    import tiktoken
+
+    ranks = tokenizer.ranks | {b"34": 273, b"1234": 274}
+    encoding = tiktoken.Encoding(
+        "cl100k",
+        pat_str=CL100K_PATTERN,
+        mergeable_ranks=ranks,
+        special_tokens={END_OF_TEXT: len(ranks)},
+    )
+    own = Tokenizer(encoding)
+    assert len(own.encode("1234")) == 2
+    model, config = make("tied", vocab_size=own.vocab_size)
+    export_model(model, config, own, {}, tmp_path / "out")
+    assert_same_ids(tmp_path / "out", own)
+    assert read_llama_tokenizer(tmp_path / "out").fingerprint == own.fingerprint
+
+    lines = tiktoken.Encoding(
+        "lines",
+        pat_str=r"[^\r\n]+$|" + own.pattern,  # of the last line, or of every line
+        mergeable_ranks=ranks,
+        special_tokens={END_OF_TEXT: len(ranks)},
+    )
+    with pytest.raises(CheckpointError, match="texts get other ids than from the export"):
+        export_model(model, config, Tokenizer(lines), {}, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_vocabulary_with_gaps_is_refused(make, tokenizer, tmp_path):
+    import tiktoken
+
+    ranks = tokenizer.ranks | {b"34": 280}
+    encoding = tiktoken.Encoding(
+        "gaps",
+        pat_str=CL100K_PATTERN,
+        mergeable_ranks=ranks,
+        special_tokens={END_OF_TEXT: 279},
+    )
+    model, config = make("tied", vocab_size=281)
+    with pytest.raises(CheckpointError, match="gaps cannot be exported: 281 ids but 274 ranks"):
+        export_model(model, config, Tokenizer(encoding), {}, tmp_path / "out")
 
 
 def test_fast_tokenizer_of_o200k(make, shared, tmp_path, monkeypatch):

@@ -92,6 +92,19 @@ def test_past_the_context(model):
     assert collect(model, [long], 1) == collect(model, [long[-CONTEXT:]], 1)
 
 
+def test_a_short_row_loses_nothing_to_a_long_one(model):
+    """Where the batch's columns are full, a row that still fits its context is read whole again."""
+    long, short = list(range(1, CONTEXT)), [3, 4]
+    made: list[list[int]] = [[], []]
+
+    def on_token(row: int, token: int) -> bool:
+        made[row].append(token)
+        return row == 1  # the long one ends at once
+
+    generate(model, [long, short], CONTEXT - 2, END, on_token)
+    assert made[1] == greedy(model, short, CONTEXT - 2)
+
+
 def test_draws_depend_on_seed_and_row_alone(model):
     how = Sampling(temperature=1.0, top_p=0.9, seed=3)
     together = collect(model, PROMPTS, 8, sampling=how)

@@ -1,0 +1,249 @@
+"""Tokenizers of Llama folders: the ids that transformers gives, or a refusal that names why."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llama_folders import BOS, EOS, EXTRA, SHAPES, edit_json, llama3, write_tokenizer
+
+from leviathan.data.id_comparison import comparison_texts
+from leviathan.data.tokenizer import END_OF_TEXT
+from leviathan.errors import CheckpointError
+from leviathan.evaluate.llama_tokenizer import read_llama_tokenizer
+
+# Shape → what a refusal must name; None: it is accepted.
+OUTCOMES: dict[str, list[str] | None] = {
+    "llama3": None,
+    "gpt_neox": ["normalizer is NFC", "pre_tokenizer is ByteLevel"],
+    "qwen": ["normalizer is NFC"],
+    "smollm": ["pre_tokenizer is Digits, ByteLevel"],
+    "llama2": ["normalizer is Sequence[Prepend, Replace]", "model.byte_fallback is True"],
+    "gemma": ["normalizer is Replace", "pre_tokenizer is Split", "model.byte_fallback is True"],
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_equal_ids_or_a_refusal_by_name(shape: str, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    folder, refusal = write_tokenizer(tmp_path, SHAPES[shape]()), OUTCOMES[shape]
+    if refusal is not None:
+        with pytest.raises(CheckpointError) as error:
+            read_llama_tokenizer(folder)
+        for name in refusal:
+            assert name in str(error.value)
+        return
+    tokenizer = read_llama_tokenizer(folder)
+    original = AutoTokenizer.from_pretrained(folder)
+    texts = list(comparison_texts())
+    options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
+    assert original(texts, **options).input_ids == [tokenizer.encode(text) for text in texts]
+    assert tokenizer.end_of_text == original.eos_token_id
+    assert tokenizer.prefix_token == original.bos_token_id != original.eos_token_id
+    assert tokenizer.vocab_size == len(original)
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tokenizer(tmp_path_factory.mktemp("good"), llama3())
+
+
+Change = Callable[[dict[str, Any]], Any]
+
+
+def parts(content: dict[str, Any]) -> list[dict[str, Any]]:
+    return content["pre_tokenizer"]["pretokenizers"]
+
+
+TOKENIZER_CHANGES: dict[str, tuple[Change, str]] = {
+    "normalizer": (lambda c: c.update(normalizer={"type": "NFC"}), "normalizer is NFC"),
+    "lowercase": (
+        lambda c: c.update(normalizer={"type": "Sequence", "normalizers": [{"type": "Lowercase"}]}),
+        r"normalizer is Sequence\[Lowercase\]",
+    ),
+    "prefix space": (
+        lambda c: parts(c)[1].update(add_prefix_space=True),
+        r"pre_tokenizer.ByteLevel.add_prefix_space is True",
+    ),
+    "use_regex": (
+        lambda c: parts(c)[1].update(use_regex=True),
+        r"pre_tokenizer.ByteLevel.use_regex is True",
+    ),
+    "use_regex by default": (
+        lambda c: parts(c)[1].pop("use_regex"),
+        r"pre_tokenizer.ByteLevel.use_regex is True",
+    ),
+    "behavior": (
+        lambda c: parts(c)[0].update(behavior="Removed"),
+        r"pre_tokenizer.Split.behavior is 'Removed'",
+    ),
+    "invert": (lambda c: parts(c)[0].update(invert=True), r"pre_tokenizer.Split.invert is True"),
+    "string pattern": (
+        lambda c: parts(c)[0].update(pattern={"String": " "}),
+        r"pre_tokenizer.Split.pattern is \{'String': ' '\}",
+    ),
+    "digits": (
+        lambda c: parts(c).insert(0, {"type": "Digits", "individual_digits": True}),
+        r"pre_tokenizer is Digits, Split, ByteLevel",
+    ),
+    "two splits": (lambda c: parts(c).insert(0, parts(c)[0]), r"pre_tokenizer is Split, Split"),
+    "dropout": (lambda c: c["model"].update(dropout=0.1), r"model.dropout is 0.1"),
+    "byte fallback": (
+        lambda c: c["model"].update(byte_fallback=True),
+        r"model.byte_fallback is True",
+    ),
+    "word end": (
+        lambda c: c["model"].update(end_of_word_suffix="</w>"),
+        r"model.end_of_word_suffix is '</w>'",
+    ),
+    "subword prefix": (
+        lambda c: c["model"].update(continuing_subword_prefix="##"),
+        r"model.continuing_subword_prefix is '##'",
+    ),
+    "new field": (lambda c: c["model"].update(novelty=1), r"model.novelty: unknown field"),
+    "new component": (lambda c: c.update(novelty={}), r"novelty: unknown component"),
+    "model": (lambda c: c["model"].update(type="Unigram"), r"model.type is 'Unigram'"),
+    "truncation": (lambda c: c.update(truncation={"max_length": 4}), r"truncation is "),
+    "padding": (lambda c: c.update(padding={"strategy": "BatchLongest"}), r"padding is "),
+    "decoder": (lambda c: c.update(decoder={"type": "Fuse"}), r"decoder is Fuse"),
+    "ordinary added token": (
+        lambda c: c["added_tokens"][2].update(special=False),
+        r"added_tokens\[502\] '<\|eot_id\|>': special is False",
+    ),
+    "end in the template": (
+        lambda c: c["post_processor"]["processors"][1]["single"].append(
+            {"SpecialToken": {"id": EOS, "type_id": 0}}
+        ),
+        r"post_processor.TemplateProcessing.single puts .*'\$A', '<\|end_of_text\|>'\]",
+    ),
+    "other post-processor": (
+        lambda c: c.update(post_processor={"type": "BertProcessing", "sep": [EOS, 501]}),
+        r"post_processor is BertProcessing",
+    ),
+    "order of merges": (
+        lambda c: c["model"]["merges"].reverse(),
+        r"model.merges\[\d+\]: .* tiktoken merges in the order of ids",
+    ),
+    "unreachable token": (
+        lambda c: (c["model"]["merges"].pop(), c["model"].update(ignore_merges=False)),
+        r"model.merges do not lead to .* \(id 499\)",
+    ),
+    "missing byte": (
+        lambda c: c["model"]["vocab"].pop("A"),
+        r"model.vocab: 1 of the 256 single bytes are missing, the first 0x41",
+    ),
+    "no byte": (
+        lambda c: c["model"]["vocab"].update({"▁x": 600}),
+        r"model.vocab: '▁x' has '▁', which stands for no byte",
+    ),
+}
+CONFIG_CHANGES: dict[str, tuple[Change, str]] = {
+    "class": (
+        lambda c: c.update(tokenizer_class="LlamaTokenizer"),
+        "tokenizer_class is 'LlamaTokenizer'",
+    ),
+    "no class": (lambda c: c.pop("tokenizer_class"), "tokenizer_class is None"),
+    "prefix space": (lambda c: c.update(add_prefix_space=True), "add_prefix_space is True"),
+    "end added": (lambda c: c.update(add_eos_token=True), "add_eos_token is True"),
+    "code": (lambda c: c.update(auto_map={"AutoTokenizer": "t.T"}), "auto_map is"),
+    "no end": (lambda c: c.pop("eos_token"), "eos_token is missing"),
+    "unknown end": (lambda c: c.update(eos_token="</s>"), "eos_token '</s>' is no special token"),
+    "unknown beginning": (lambda c: c.update(bos_token="<s>"), "bos_token '<s>' is no special"),
+    "another id": (
+        lambda c: c.update(added_tokens_decoder={"7": {"content": EXTRA, "special": True}}),
+        r"added_tokens_decoder\[7\] is '<\|eot_id\|>'",
+    ),
+    "matched in text": (
+        lambda c: c.update(added_tokens_decoder={"502": {"content": EXTRA, "special": False}}),
+        r"added_tokens_decoder\[502\] .* special=False",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TOKENIZER_CHANGES)
+def test_every_field_of_tokenizer_json(name: str, good: Path, tmp_path: Path) -> None:
+    change, message = TOKENIZER_CHANGES[name]
+    shutil.copytree(good, tmp_path, dirs_exist_ok=True)
+    edit_json(tmp_path / "tokenizer.json", change)
+    with pytest.raises(CheckpointError, match=message):
+        read_llama_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("name", CONFIG_CHANGES)
+def test_every_key_of_tokenizer_config_json(name: str, good: Path, tmp_path: Path) -> None:
+    change, message = CONFIG_CHANGES[name]
+    shutil.copytree(good, tmp_path, dirs_exist_ok=True)
+    edit_json(tmp_path / "tokenizer_config.json", change)
+    with pytest.raises(CheckpointError, match=message):
+        read_llama_tokenizer(tmp_path)
+
+
+def test_all_problems_at_once(good: Path, tmp_path: Path) -> None:
+    shutil.copytree(good, tmp_path, dirs_exist_ok=True)
+    edit_json(tmp_path / "tokenizer.json", TOKENIZER_CHANGES["normalizer"][0])
+    edit_json(tmp_path / "tokenizer_config.json", CONFIG_CHANGES["prefix space"][0])
+    with pytest.raises(CheckpointError, match=r"normalizer is NFC.*add_prefix_space is True"):
+        read_llama_tokenizer(tmp_path)
+
+
+def test_ids_are_the_last_proof(good: Path, tmp_path: Path) -> None:
+    """A pattern that the two libraries read differently, which no check of a field can find."""
+    shutil.copytree(good, tmp_path, dirs_exist_ok=True)
+
+    def lines(content: dict[str, Any]) -> None:
+        pattern = parts(content)[0]["pattern"]
+        pattern["Regex"] = r"[^\r\n]+$|" + pattern["Regex"]  # of every line, or of the last one
+
+    edit_json(tmp_path / "tokenizer.json", lines)
+    with pytest.raises(CheckpointError, match=r"of 1,\d\d\d texts get other ids .*tokenizer\.json"):
+        read_llama_tokenizer(tmp_path)
+
+
+def test_files_beside_it_that_disagree(good: Path, tmp_path: Path) -> None:
+    shutil.copytree(good, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"bos_token": EXTRA}))
+    with pytest.raises(CheckpointError, match=r"bos_token is not the same in"):
+        read_llama_tokenizer(tmp_path)
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"bos_token": {"content": BOS}}))
+    assert read_llama_tokenizer(tmp_path).prefix_token == 500
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"<|new|>": 503}))
+    with pytest.raises(CheckpointError, match=r"added_tokens\.json: '<\|new\|>' is 503"):
+        read_llama_tokenizer(tmp_path)
+    (tmp_path / "added_tokens.json").unlink()
+    (tmp_path / "tokenizer_config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json: missing"):
+        read_llama_tokenizer(tmp_path)
+
+
+def test_unknown_keys_are_reported(
+    good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(good, tmp_path, dirs_exist_ok=True)
+    edit_json(tmp_path / "tokenizer_config.json", lambda c: c.update(novelty=1, legacy=True))
+    read_llama_tokenizer(tmp_path)
+    assert "unknown keys are ignored: novelty (" in capsys.readouterr().err
+
+
+def test_the_end_is_the_one_that_the_configuration_names(tmp_path: Path) -> None:
+    """Also where the vocabulary has a token by the usual name of end-of-text."""
+    tokenizer = llama3()
+    tokenizer.add_special_tokens([END_OF_TEXT])
+    folder = write_tokenizer(tmp_path / "llama", tokenizer)
+    read = read_llama_tokenizer(folder)
+    assert read.end_of_text == tokenizer.token_to_id(EOS) == 501
+    assert read.special_tokens[END_OF_TEXT] == 503
+    read.save(tmp_path / "saved")
+    from leviathan.data.tokenizer import load_tokenizer
+
+    again = load_tokenizer(tmp_path / "saved")
+    assert (again.end_of_text, again.fingerprint) == (501, read.fingerprint)
+
+
+def test_special_strings_in_a_text_stay_text(good: Path) -> None:
+    tokenizer = read_llama_tokenizer(good)
+    ids = tokenizer.encode(f"a{EXTRA}{BOS}")
+    assert max(ids) < 500
+    assert tokenizer.decode(ids) == f"a{EXTRA}{BOS}"
