@@ -22,8 +22,8 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 WEIGHTS = "model."  # prefix of every weight's name in a checkpoint
 PREFIXES = (WEIGHTS, *(f"optim.{key}." for key in MOMENTS))  # of every tensor's name
 # Keys of an imported checkpoint's state.json.
-IMPORTED = "imported_from"
-PREFIX = "prefix_token"
+IMPORTED_KEY = "imported_from"
+PREFIX_TOKEN_KEY = "prefix_token"
 
 
 def newest_whole(run_dir: Path, mesh: Mesh) -> Path | None:
@@ -95,7 +95,7 @@ def read_run_config(directory: Path) -> RunConfig:
 def read_tokenizer(directory: Path, run: RunConfig) -> Tokenizer:
     """The tokenizer of a checkpoint, with the end-of-text id that its data set had.
 
-    The prefix token of an imported model is the one its own program scores with; see `PREFIX`.
+    The prefix token of an imported model is the one its own program scores with; see `PREFIX_TOKEN_KEY`.
 
     Raises:
         CheckpointError: its state.json is damaged.
@@ -105,9 +105,9 @@ def read_tokenizer(directory: Path, run: RunConfig) -> Tokenizer:
     if run.data.format is not None and run.data.format.end_of_text is not None:
         tokenizer.end_of_text = run.data.format.end_of_text
     state = read_state(directory) if (directory / STATE).is_file() else {}
-    if isinstance(prefix := state.get(PREFIX), int):
+    if isinstance(prefix := state.get(PREFIX_TOKEN_KEY), int):
         tokenizer.prefix_token = prefix
-    elif IMPORTED in state:
+    elif IMPORTED_KEY in state:
         say(
             f"warning: {directory} was imported by an earlier version, which did not record the "
             "prefix token and did not compare token ids: import the folder again",

@@ -12,10 +12,16 @@ class HubConfig(Strict):
 
     id: str = Field(description="owner/name, or a folder")
     config: str | None = Field(default=None, description="its configuration, where it has several")
-    split: str = Field(default="train", description="that is read")
+    split: str = Field(
+        default="train", description="that is read; several as train+test, or all of them as all"
+    )
     revision: str | None = Field(default=None, description="branch, tag or commit")
-    text_column: str = Field(default="text", description="dotted path")
-    subset_column: str | None = Field(default=None, description="dotted path")
+    text_column: str = Field(
+        default="text", description="name or dotted path; in validation.hub, else as in source.hub"
+    )
+    subset_column: str | None = Field(
+        default=None, description="name or dotted path; in validation.hub, else as in source.hub"
+    )
 
 
 class SubsetsConfig(Strict):
@@ -36,8 +42,10 @@ class SourceConfig(Strict):
 
     paths: Paths = Field(default_factory=list, description="files, globs, folders or URLs")
     hub: HubConfig | None = None
-    text_key: str = Field(default="text", min_length=1, description="dotted path")
-    subset_key: str = Field(default="meta.pile_set_name", min_length=1, description="dotted path")
+    text_key: str = Field(default="text", min_length=1, description="name or dotted path")
+    subset_key: str = Field(
+        default="meta.pile_set_name", min_length=1, description="name or dotted path"
+    )
     default_subset: str = Field(
         default="unnamed", min_length=1, description="of documents that name none"
     )
@@ -96,3 +104,19 @@ class PrepConfig(Strict):
     mixing: dict[str, NonNegativeFloat] = Field(
         default_factory=dict, description="epochs of the training split by subset; 1 if not named"
     )
+
+    @model_validator(mode="after")
+    def _read_validation_as_source(self) -> "PrepConfig":
+        """Gives validation.hub the columns of source.hub that it does not set itself."""
+        source, held_out = self.source.hub, self.validation.hub
+        if source is None or held_out is None:
+            return self
+        inherited = {
+            name: getattr(source, name)
+            for name in ("text_column", "subset_column")
+            if name not in held_out.model_fields_set
+        }
+        hub = held_out.model_copy(update=inherited)
+        # Frozen for everybody else; here it is still being made.
+        object.__setattr__(self, "validation", self.validation.model_copy(update={"hub": hub}))
+        return self

@@ -4,43 +4,30 @@ Such rows do not overlap, nor say where documents begin. Rows of `seq_len + 1` i
 are; in rows of `seq_len` ids the last one has no target.
 """
 
-import gzip
 import hashlib
 import json
-import os
-import shutil
 from pathlib import Path
 
 import numpy as np
-from pydantic import BaseModel, Field, TypeAdapter
 
 from leviathan.config.schema import MdsTokensFormat
+from leviathan.data.foreign_shards import ForeignShards, ShardEntry
 from leviathan.data.format import FORMAT_VERSION, DatasetInfo, SplitInfo, TokenizerInfo, token_dtype
 from leviathan.data.mds import Row, Rows, ShardFile
 from leviathan.data.tokenizer import load_tokenizer
 from leviathan.errors import DataError
 
 _VALIDATION_NAMES = ("val", "validation")
-_VALUE_DTYPES = {16: "uint16", 32: "uint32", 33: "int32", 64: "uint64", 65: "int64"}
-
-
-class _File(BaseModel):
-    basename: str
-    bytes: int
-
-
-class _Entry(BaseModel):
-    """A shard's entry in `index.json`."""
-
-    samples: int = Field(ge=0)
-    column_names: list[str]
-    column_encodings: list[str]
-    column_sizes: list[int | None]
-    raw_data: _File
-    zip_data: _File | None = None
-
-
-_ENTRIES = TypeAdapter(list[_Entry])
+_VALUE_DTYPES = {
+    8: "uint8",
+    9: "int8",
+    16: "uint16",
+    17: "int16",
+    32: "uint32",
+    33: "int32",
+    64: "uint64",
+    65: "int64",
+}
 
 
 class ForeignRows(Rows):
@@ -62,8 +49,8 @@ class ForeignRows(Rows):
     ) -> None:
         self._form, self._seq_len = form, seq_len
         self._vocab_size, self._end = vocab_size, end_of_text
-        self._entries = _read_index(folder)
-        self._attach(folder, [entry.samples for entry in self._entries])
+        self._files = ForeignShards(folder, form.cache)
+        self._attach(folder, [entry.samples for entry in self._files.entries])
 
     @property
     def ids_per_row(self) -> int:
@@ -96,18 +83,28 @@ class ForeignRows(Rows):
             n_valid=row.n_valid,
         )
 
+    def verify(self) -> int:
+        """Compares every shard with its hashes in index.json.
+
+        Returns:
+            The number of shards for which index.json holds no hash.
+
+        Raises:
+            DataError: a shard is not what index.json says.
+        """
+        return self._files.verify()
+
     def _file_name(self, shard: int) -> str:
-        return self._entries[shard].raw_data.basename
+        return self._files.entries[shard].raw_data.basename
 
     def _open_shard(self, index: int) -> "_ForeignShard":
-        entry = self._entries[index]
-        return _ForeignShard(_raw_file(self.directory, entry, self._form), entry, self._form)
+        return _ForeignShard(self._files.file(index), self._files.entries[index], self._form)
 
 
 class _ForeignShard(ShardFile):
     """One that another converter wrote."""
 
-    def __init__(self, path: Path, entry: _Entry, form: MdsTokensFormat) -> None:
+    def __init__(self, path: Path, entry: ShardEntry, form: MdsTokensFormat) -> None:
         if form.column not in entry.column_names:
             raise DataError(
                 f"{path}: no column {form.column!r} (columns: {', '.join(entry.column_names)}): "
@@ -121,6 +118,11 @@ class _ForeignShard(ShardFile):
             raise DataError(f"{path}: column {form.column!r} is {kind}, expected bytes or ndarray")
         if kind == "bytes" and form.dtype is None:
             raise DataError(f"{path}: column {form.column!r} is plain bytes: set data.format.dtype")
+        if known and known not in _VALUE_DTYPES.values():
+            raise DataError(
+                f"{path}: column {form.column!r} holds {known}, but ids are integers (expected "
+                f"{', '.join(_VALUE_DTYPES.values())}): set data.format.column"
+            )
         if known and form.dtype and known != form.dtype:
             raise DataError(f"{path}: data.format.dtype is {form.dtype}, the column is {known}")
         self._kind, self._dtype = kind, known or form.dtype
@@ -208,66 +210,3 @@ def split_folders(path: Path) -> dict[str, Path]:
         if (path / name / "index.json").is_file():
             found["val"] = path / name
     return found
-
-
-def _read_index(folder: Path) -> list[_Entry]:
-    path = folder / "index.json"
-    try:
-        entries = _ENTRIES.validate_python(json.loads(path.read_bytes())["shards"])
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise DataError(f"{path} is no index of MDS shards: write the set again") from None
-    if not sum(entry.samples for entry in entries):
-        raise DataError(f"{path} lists no rows: the data set is empty")
-    return entries
-
-
-def _raw_file(folder: Path, entry: _Entry, form: MdsTokensFormat) -> Path:
-    """The shard's file, unpacked into `form.cache` where only a packed one is there."""
-    raw = folder / entry.raw_data.basename
-    if raw.is_file():
-        pass
-    elif entry.zip_data is None or not (folder / entry.zip_data.basename).is_file():
-        raise DataError(f"{raw}: this shard is missing: copy it again")
-    elif form.cache is None:
-        raise DataError(
-            f"{folder / entry.zip_data.basename} is packed: set data.format.cache to a folder for "
-            "the unpacked shards"
-        )
-    else:
-        raw = (
-            form.cache / hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16] / raw.name
-        )
-        if not raw.is_file():
-            _unpack(folder / entry.zip_data.basename, raw, entry.raw_data.bytes)
-    if raw.stat().st_size != entry.raw_data.bytes:
-        raise DataError(
-            f"{raw}: this shard has {raw.stat().st_size:,} bytes instead of "
-            f"{entry.raw_data.bytes:,} (truncated?): copy it again"
-        )
-    return raw
-
-
-def _unpack(packed: Path, raw: Path, size: int) -> None:
-    """Whole or not at all; several ranks may do it at once."""
-    import zstandard
-
-    raw.parent.mkdir(parents=True, exist_ok=True)
-    temporary = raw.with_name(f".{raw.name}.{os.uname().nodename}.{os.getpid()}.tmp")
-    try:
-        with packed.open("rb") as source, temporary.open("wb") as target:
-            if packed.suffix in (".zstd", ".zst"):
-                zstandard.ZstdDecompressor().copy_stream(source, target)
-            elif packed.suffix == ".gz":
-                with gzip.open(source) as unpacked:
-                    shutil.copyfileobj(unpacked, target)
-            else:
-                raise DataError(f"{packed}: packed as {packed.suffix}: write it as zstd or plain")
-        if temporary.stat().st_size != size:  # zstandard ends silently where a frame is cut off
-            raise DataError(f"{packed}: truncated: copy it again")
-        temporary.replace(raw)
-    except (zstandard.ZstdError, EOFError, gzip.BadGzipFile) as error:
-        raise DataError(f"{packed}: damaged ({error}): copy it again") from None
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -6,18 +6,18 @@ streaming takes 12 s of CPU time in every rank, and its reader opens the shard a
 
 import fcntl
 import hashlib
-import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
-from pydantic import BaseModel, Field, TypeAdapter
+from pydantic import BaseModel, Field
 
 from leviathan.data.format import DatasetInfo
+from leviathan.data.shard_index import InsideFolder, read_index_json
 from leviathan.errors import DataError
 
 OPEN_SHARDS = 64  # files kept open; a shuffle window touches few shards at a time
@@ -34,7 +34,7 @@ class Hashes(BaseModel):
 class RawData(BaseModel):
     """The file of a shard."""
 
-    basename: str
+    basename: InsideFolder
     bytes: int
     hashes: Hashes
 
@@ -42,13 +42,12 @@ class RawData(BaseModel):
 class ShardEntry(BaseModel):
     """What we need of a shard's entry in `index.json`; the writer says more."""
 
+    version: Literal[2] = 2
+    format: Literal["mds"] = "mds"
     samples: int = Field(ge=0)
     column_names: list[str]
     column_encodings: list[str]
     raw_data: RawData
-
-
-_ENTRIES = TypeAdapter(list[ShardEntry])
 
 
 def columns(seq_len: int, dtype: str) -> dict[str, str]:
@@ -107,7 +106,7 @@ class Rows:
         index = int(number - self._ends[shard] + self.shard_rows[shard])
         try:
             return self._open(shard).row(index)
-        except (ValueError, IndexError, TypeError) as error:
+        except (ValueError, LookupError, TypeError) as error:
             file = self.directory / self._file_name(shard)
             raise DataError(f"{file}: row {index} is damaged ({error}): copy it again") from None
 
@@ -137,12 +136,7 @@ def read_index(split_dir: Path, complete: bool = True) -> list[ShardEntry]:
         DataError: as `Rows`.
     """
     path = split_dir / "index.json"
-    try:
-        shards = _ENTRIES.validate_python(json.loads(path.read_bytes())["shards"])
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror}: the data set is not complete") from None
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise DataError(f"{path} is empty or damaged: copy or prepare the data set again") from None
+    shards = read_index_json(path, ShardEntry)
     if not shards:
         raise DataError(f"{path} lists no shards: the data set is empty")
     for shard in shards if complete else ():

@@ -131,7 +131,8 @@ class ShardCache:
             if path.stat().st_size == size:
                 os.utime(path)  # the one removed last
                 return path
-        with _alone(path.with_name(f".{name}.part")) as (part, file):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _alone(path.with_name(f".{path.name}.part")) as (part, file):
             if not path.is_file() or path.stat().st_size != size:
                 self._download(f"{split}/{name}", entry, file)
                 part.replace(path)
@@ -183,7 +184,7 @@ class ShardCache:
         with (self.folder / _MARK).open("rb") as mark:
             fcntl.flock(mark, fcntl.LOCK_EX)
             found = [
-                (p.stat(), p) for s in ("train", "val") for p in (self.folder / s).glob("*.mds")
+                (p.stat(), p) for s in ("train", "val") for p in (self.folder / s).rglob("*.mds")
             ]
             total = sum(stat.st_size for stat, _ in found)
             for stat, path in sorted(found, key=lambda pair: pair[0].st_mtime):

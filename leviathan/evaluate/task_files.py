@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from leviathan.data.prepare.local_files import list_local
 from leviathan.errors import DataError
 
 SUFFIXES = (".jsonl", ".json", ".parquet")
@@ -26,7 +27,9 @@ def find_task_files(folder: Path, task: str, split: str) -> list[Path]:
         raise DataError(
             f"{folder}: no such folder; the task data must be the one with {task}'s files"
         )
-    there = sorted(path for path in folder.rglob("*") if path.suffix in SUFFIXES)
+    listing = list_local(folder)
+    assert listing is not None
+    there = sorted(path for path in listing.files if path.suffix in SUFFIXES)
     name = _plain(task.removesuffix("_openai"))
     found = [path for path in there if _named(path.relative_to(folder), name, split)]
     if not found and name in _plain(folder.resolve().name):

@@ -6,7 +6,7 @@ from typing import Any
 
 from leviathan.checkpoint.boxes import Slice, save_slices
 from leviathan.checkpoint.layout import complete_checkpoints, draft_dir, step_dir
-from leviathan.checkpoint.load import IMPORTED, PREFIX
+from leviathan.checkpoint.load import IMPORTED_KEY, PREFIX_TOKEN_KEY
 from leviathan.checkpoint.manifest import (
     CONFIG,
     STATE,
@@ -81,7 +81,12 @@ def import_llama(folder: Path, run_dir: Path) -> dict[str, Any]:
         tensors = {f"model.{name}": value.detach() for name, value in model.named_parameters()}
         slices = [Slice(key, tuple(t.shape), 0, t.reshape(-1)) for key, t in tensors.items()]
         save_slices(slices, draft)
-        state = {"step": STEP, "tokens": 0, IMPORTED: str(folder), PREFIX: tokenizer.prefix_token}
+        state = {
+            "step": STEP,
+            "tokens": 0,
+            IMPORTED_KEY: str(folder),
+            PREFIX_TOKEN_KEY: tokenizer.prefix_token,
+        }
         write_json(draft / STATE, state | keep_tokenizer(folder, draft))
         (draft / CONFIG).write_text(dump_config(config))
         tokenizer.save(draft)

@@ -2,6 +2,7 @@
 
 from leviathan.config.schema import RunConfig
 from leviathan.data.dataset import Dataset, open_dataset, open_tokenizer
+from leviathan.data.foreign import ForeignRows
 from leviathan.data.format import DatasetInfo
 from leviathan.data.prepare.verify import verify
 from leviathan.data.stream import check_fits
@@ -36,23 +37,30 @@ def check_data(report: Report, config: RunConfig, thorough: bool) -> DatasetInfo
 
 def _check_files(report: Report, config: RunConfig, dataset: Dataset, thorough: bool) -> None:
     info = dataset.info
-    for name in info.splits:
-        dataset.rows(name)  # index, number and sizes of the shards
+    splits = [dataset.rows(name) for name in info.splits]  # index, number and sizes of the shards
     rows = ", ".join(f"{split.rows:,} {name}" for name, split in info.splits.items())
     why = f"{config.data.path}: {rows} rows of {info.seq_len} tokens, {info.fingerprint[:12]}…"
     plain = dataset.cache is None and dataset.format is None
+    foreign = [split for split in splits if isinstance(split, ForeignRows)] if thorough else []
+    without_hash = sum(split.verify() for split in foreign)
+    verified = thorough and dataset.cache is None and not without_hash
     if thorough and plain:
         verify(config.data.path)
+    if verified:
         report.say("data set", "green", f"{why}; every byte as it was written")
+    elif thorough and without_hash:
+        report.say(
+            "data set", "amber", f"{why}; index.json holds no hash for {without_hash:,} shards"
+        )
     elif thorough:
-        report.say("data set", "amber", f"{why}; only a local set of `leviathan prep` has hashes")
+        report.say("data set", "amber", f"{why}; shards of data.remote are compared when fetched")
     else:
         report.say("data set", "green", f"{why}; sizes agree (--verify-data reads every byte)")
     report.figures["data"] = {
         "fingerprint": info.fingerprint,
         "rows": {name: split.rows for name, split in info.splits.items()},
         "vocab_size": info.vocab_size,
-        "verified": thorough and plain,
+        "verified": verified,
     }
 
 

@@ -42,7 +42,7 @@ def check_rejects(parts: Mapping[Path, PartInfo], limit: float, share: float = 1
         )
 
 
-def _check_subsets(infos: Sequence[PartInfo], config: PrepConfig) -> None:
+def _check_names_exist(infos: Sequence[PartInfo], config: PrepConfig) -> None:
     """Points out names in `source.subsets` that no document has."""
     seen = {name for info in infos for name in [*info.subsets, *info.excluded]}
     for name in [*config.source.subsets.include, *config.source.subsets.exclude]:
@@ -52,11 +52,90 @@ def _check_subsets(infos: Sequence[PartInfo], config: PrepConfig) -> None:
             say(f"warning: source.subsets: no document is of {name!r}; {hint}", style="yellow")
 
 
+def _check_records_name_subsets(infos: Sequence[PartInfo], config: PrepConfig) -> None:
+    """Reports records that name no subset: all of them, all of a file, or a value that is no name.
+
+    Raises:
+        DataError: no record of the corpus names a subset, but subsets are selected or weighted by
+            their names.
+    """
+    place, default = _subset_place(config), config.source.default_subset
+    if not any(info.documents or info.empty or info.excluded for info in infos):
+        return
+    if misnamed := sum(info.misnamed for info in infos):
+        example = next(info.misnamed_example for info in infos if info.misnamed)
+        say(
+            f"warning: {misnamed:,} records have something at {place} that is no subset name, and "
+            f"count as {default!r}; the first is {example}",
+            style="yellow",
+        )
+    if not any(info.names_subsets(default) for info in infos):
+        _refuse_filters_without_names(infos, config)
+    without = [
+        info
+        for info in infos
+        if (info.unnamed or info.misnamed) and not info.names_subsets(default)
+    ]
+    if not without:
+        return
+    if not any(info.names_subsets(default) for info in infos):
+        total = sum(info.unnamed + info.misnamed for info in without)
+        say(
+            f"warning: none of {total:,} records names a subset ({place} was looked for): all "
+            f"count as {default!r}",
+            style="yellow",
+        )
+        return
+    more = f" and {len(without) - 5} more files" if without[5:] else ""
+    say(
+        f"warning: no record in {', '.join(info.path for info in without[:5])}{more} names a "
+        f"subset ({place} was looked for), while those of other files do: theirs count as "
+        f"{default!r}",
+        style="yellow",
+    )
+
+
+def _refuse_filters_without_names(infos: Sequence[PartInfo], config: PrepConfig) -> None:
+    """Refuses names in the configuration where no record has one.
+
+    The default subset may be named: its documents are known.
+
+    Raises:
+        DataError: naming the keys.
+    """
+    subsets, default = config.source.subsets, {config.source.default_subset}
+    wanted = {
+        "source.subsets.include": subsets.include,
+        "source.subsets.exclude": subsets.exclude,
+        "mixing": config.mixing,
+    }
+    keys = [key for key, names in wanted.items() if set(names) - default]
+    if not keys:
+        return
+    records = sum(info.unnamed + info.misnamed for info in infos)
+    of = f"none of {records:,} records names" if records else "no document (plain text) names"
+    raise DataError(
+        f"{' and '.join(keys)} cannot be applied: {of} a subset ({_subset_place(config)} was "
+        f"looked for), so all count as {config.source.default_subset!r}. Set "
+        "source.subset_key (source.hub.subset_column) to the column or path that holds the names, "
+        f"or remove {' and '.join(keys)}"
+    )
+
+
+def _subset_place(config: PrepConfig) -> str:
+    """The key that says where subsets are named, and its value."""
+    hub = config.source.hub
+    if hub is not None and hub.subset_column is not None:
+        return f"source.hub.subset_column={hub.subset_column}"
+    return f"source.subset_key={config.source.subset_key}"
+
+
 def check_documents(infos: Sequence[PartInfo], config: PrepConfig) -> None:
     """Points out what is odd about the corpus.
 
     Raises:
-        DataError: there are no documents in it.
+        DataError: there are no documents in it, or no record names a subset while subsets are
+            selected or weighted.
     """
     documents = sum(info.documents for info in infos)
     rejected = sum(info.rejected for info in infos)
@@ -65,13 +144,14 @@ def check_documents(infos: Sequence[PartInfo], config: PrepConfig) -> None:
             f"no documents in {', '.join(info.path for info in infos[:5])}: only empty files "
             "(0 bytes); download or copy them again"
         )
+    _check_records_name_subsets(infos, config)
     if not documents:
         raise DataError(
             f"no documents in {', '.join(info.path for info in infos[:5])}: "
             f"{sum(info.empty for info in infos)} empty texts, {bad_lines(rejected)}, "
             f"{sum(sum(info.excluded.values()) for info in infos)} left out by source.subsets"
         )
-    _check_subsets(infos, config)
+    _check_names_exist(infos, config)
     seen: dict[str, str] = {}
     for info in infos:
         if not info.documents:

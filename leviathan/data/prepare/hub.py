@@ -49,21 +49,45 @@ class HubSource(Source):
         return keys | ({"subset_key": self.hub.subset_column} if self.hub.subset_column else {})
 
 
-def find_hub(hub: HubConfig) -> list[Source]:
+def find_hub(hub: HubConfig, key: str = "source.hub") -> list[Source]:
     """The shards of a Hub data set, or of a local folder that `datasets` can load.
 
+    Of several splits (`train+test`, `all`), the shards of each come in turn.
+
+    Args:
+        hub: what to read.
+        key: where in the configuration it stands.
+
     Raises:
-        DataError: no such data set, configuration or split, or no network.
+        DataError: no such data set, configuration, split or column, or no network.
     """
-    builder = _builder(hub, hub.revision)
-    stream = _stream(builder, hub)
-    columns = stream.column_names
-    if columns is not None and hub.text_column.partition(".")[0] not in columns:
-        raise DataError(
-            f"source.hub {hub.id}: no column {hub.text_column!r} (columns: {', '.join(columns)})"
-        )
-    count, origin = stream.num_shards, _origin(builder, hub)
-    return [HubSource(hub, index, count, origin) for index in range(count)]
+    builder = _builder(hub, hub.revision, key)
+    sources: list[Source] = []
+    for name in _split_names(builder, hub, key):
+        single = hub.model_copy(update={"split": name})
+        stream = _stream(builder, single, key)
+        columns = stream.column_names
+        for column in (hub.text_column, hub.subset_column):
+            if column is None or columns is None:
+                continue
+            if column not in columns and column.partition(".")[0] not in columns:
+                raise DataError(
+                    f"{key} {hub.id}: no column {column!r} (columns: {', '.join(columns)})"
+                )
+        count, origin = stream.num_shards, _origin(builder, single)
+        sources += [HubSource(single, index, count, origin) for index in range(count)]
+    return sources
+
+
+def _split_names(builder: Any, hub: HubConfig, key: str) -> list[str]:
+    """The splits that `hub.split` names; a single one is looked for when it is read."""
+    names = [name.strip() for name in hub.split.split("+")]
+    known = [str(name) for name in builder.config.data_files or builder.info.splits or ()]
+    if names == ["all"] and known and "all" not in known:
+        return known
+    if len(set(names)) < len(names):
+        raise DataError(f"{key} {hub.id}: the split {hub.split!r} names a split twice")
+    return names
 
 
 def read_hub(
@@ -87,9 +111,9 @@ def read_hub(
             ) from None
         number += 1
         try:
-            found = document(row, reading, number, 0)
+            found = document(row, reading, number, None)
         except Unusable as error:
-            yield BadLine(number, 0, str(error))
+            yield BadLine(number, None, str(error))
             continue
         text = found.text.encode()
         if digest is not None:
@@ -99,25 +123,27 @@ def read_hub(
         yield (
             found
             if len(text) <= reading.max_document_bytes
-            else BadLine(number, 0, reading.too_long)
+            else BadLine(number, None, reading.too_long)
         )
 
 
-def _builder(hub: HubConfig, revision: str | None) -> Any:
+def _builder(hub: HubConfig, revision: str | None, key: str = "source.hub") -> Any:
     import datasets
 
     datasets.disable_progress_bars()
     try:
         return datasets.load_dataset_builder(hub.id, hub.config, revision=revision)
     except Exception as error:  # from the Hub, from the network, from the data set's own format
-        raise DataError(f"source.hub {hub.id}: cannot be loaded ({_reason(error)})") from None
+        raise DataError(f"{key} {hub.id}: cannot be loaded ({_reason(error)})") from None
 
 
-def _stream(builder: Any, hub: HubConfig) -> Any:
+def _stream(builder: Any, hub: HubConfig, key: str = "source.hub") -> Any:
     try:
         return builder.as_streaming_dataset(split=hub.split)
     except Exception as error:
-        raise DataError(f"source.hub {hub.id}: no split {hub.split!r} ({_reason(error)})") from None
+        is_missing = str(error).startswith("Bad split")
+        problem = f"no split {hub.split!r}" if is_missing else f"{hub.split!r} cannot be read"
+        raise DataError(f"{key} {hub.id}: {problem} ({_reason(error)})") from None
 
 
 def _origin(builder: Any, hub: HubConfig) -> str:

@@ -29,6 +29,7 @@ from leviathan.data.format import (
     SLICE_MARK,
     WORK_FOLDER,
 )
+from leviathan.data.prepare.texts import TextFolder
 from leviathan.data.prepare.tokenise import PartInfo, Task
 from leviathan.data.tokenizer import META_FILE, RANKS_FILE
 from leviathan.errors import DataError
@@ -190,7 +191,13 @@ class Ledger:
         info = PartInfo.load(task.part)
         made_of = (info.path, info.split, info.stamp)
         unchanged = made_of == (task.source.name, task.split, task.source.stamp())
-        if unchanged and (task.quarantine or not info.rejected):
+        # An earlier version looked for subsets in fewer places: where it found none, look again.
+        is_current = (
+            info.named is not None
+            or isinstance(task.source, TextFolder)
+            or info.names_subsets(task.reading.default_subset)
+        )
+        if unchanged and is_current and (task.quarantine or not info.rejected):
             return info
         shutil.rmtree(task.part)
         return None

@@ -313,9 +313,9 @@ def _already_finished(config: PrepConfig, inputs: Inputs) -> dict[str, Any]:
             "on_error=fail is asked for: choose another out"
         )
     then = [(source.path, source.bytes, source.split) for source in info.sources]
-    size_then = {source.path: source.bytes for source in info.sources}
+    size_then = {(source.path, source.split): source.bytes for source in info.sources}
     now = [
-        (source.name, size_then.get(source.name) if size is None else size, split)
+        (source.name, size_then.get((source.name, split)) if size is None else size, split)
         for source, split in inputs
         for size in [source.size()]
     ]

@@ -7,8 +7,6 @@ refuse or set aside. Memory is bounded by `Reading.max_document_bytes`, whatever
 
 import io
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
 
 from leviathan.config.schema import PrepConfig
@@ -19,19 +17,16 @@ from leviathan.data.prepare.records import (
     Document,
     Reading,
     Unusable,
-    document,
     parse,
 )
-from leviathan.data.prepare.source import ByteSource, FileSource, Source
+from leviathan.data.prepare.rows import read_parquet
+from leviathan.data.prepare.source import ByteSource, Source
 from leviathan.data.prepare.texts import TextFolder, read_texts
-from leviathan.data.prepare.unpack import AGAIN, BOM, BUFFER, named, sniff, unpack
-from leviathan.errors import DataError
+from leviathan.data.prepare.unpack import BOM, BUFFER, named, sniff, unpack
 
 __all__ = ["NO_SUBSET", "BadLine", "Document", "Reading", "read", "reading_of"]
 
 OnBytes = Callable[[int], Any] | None
-
-_PARQUET_BYTES = 1 << 23  # of rows decoded at once, as far as their mean size tells
 
 
 def reading_of(source: Source, config: PrepConfig) -> Reading:
@@ -71,7 +66,7 @@ def read(
         kind = sniff(source)
         with named(source):
             if kind == "parquet":
-                yield from _read_parquet(source, reading, on_bytes, digest)
+                yield from read_parquet(source, reading, on_bytes, digest)
             elif kind != "empty":
                 with source.open() as raw:
                     yield from _read_lines(unpack(source, kind, raw, on_bytes, digest), reading)
@@ -107,71 +102,3 @@ def _skip_line(text: io.BufferedReader) -> int:
         if piece.endswith(b"\n"):
             break
     return skipped
-
-
-# ---------------------------------------------------------------- parquet
-
-
-def _read_parquet(
-    source: ByteSource, reading: Reading, on_bytes: OnBytes, digest: Any
-) -> Iterator[Document | BadLine]:
-    if not isinstance(source, FileSource):  # it is read from its end: fetch it once, not twice
-        with NamedTemporaryFile(suffix=".parquet") as copy:
-            with source.open() as remote:
-                while block := remote.read(BUFFER):
-                    copy.write(block)
-            copy.flush()
-            local = FileSource(Path(copy.name))
-            yield from _read_local_parquet(source.name, local, reading, on_bytes, digest)
-    else:
-        yield from _read_local_parquet(source.name, source, reading, on_bytes, digest)
-
-
-def _read_local_parquet(
-    name: str, source: FileSource, reading: Reading, on_bytes: OnBytes, digest: Any
-) -> Iterator[Document | BadLine]:
-    import pyarrow
-    import pyarrow.parquet
-
-    if digest is not None:
-        with source.open() as file:
-            while block := file.read(BUFFER):
-                digest.update(block)
-    try:
-        with pyarrow.parquet.ParquetFile(
-            source.path, page_checksum_verification=True, pre_buffer=False, buffer_size=BUFFER
-        ) as table:
-            columns = _columns(table.schema_arrow.names, name, reading)
-            rows, total = 0, max(1, table.metadata.num_rows)
-            groups = [table.metadata.row_group(n) for n in range(table.metadata.num_row_groups)]
-            unpacked = sum(group.total_byte_size for group in groups)
-            batch_size = max(1, min(1024, _PARQUET_BYTES * total // max(1, unpacked)))
-            for batch in table.iter_batches(batch_size=batch_size, columns=columns):
-                for row in batch.to_pylist():
-                    rows += 1
-                    yield _row(row, reading, rows)
-                if on_bytes is not None:
-                    on_bytes(round(source.size() / total * batch.num_rows))
-    except (pyarrow.ArrowException, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise  # the system's word on the file; a bad checksum is an OSError without a number
-        raise DataError(f"{name}: damaged parquet file ({error}); {AGAIN}") from None
-
-
-def _columns(names: list[str], name: str, reading: Reading) -> list[str]:
-    """The columns that text and subset stand in."""
-    text, subset = reading.text_path[0], reading.subset_path[0]
-    if text not in names:
-        raise DataError(f"{name}: no column {text!r} (columns: {', '.join(names)})")
-    return [text] if subset not in names or subset == text else [text, subset]
-
-
-def _row(row: Any, reading: Reading, number: int) -> Document | BadLine:
-    try:
-        found = document(row, reading, number, 0)
-    except Unusable as error:
-        return BadLine(number, 0, str(error))
-    limit = reading.max_document_bytes
-    if len(found.text) * 4 > limit and len(found.text.encode()) > limit:
-        return BadLine(number, 0, reading.too_long)
-    return found

@@ -14,28 +14,44 @@ MAX_DOCUMENT_BYTES = 1 << 28
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One text and the subset it belongs to; `text` may be empty."""
+    """One text and the subset it belongs to; `text` may be empty.
+
+    Attributes:
+        line: 1-based number of the line, row or text file.
+        byte_offset: of the line in the uncompressed text; None for rows.
+        no_subset: why `subset` is the default one; None if the record names it, or if its source
+            has no records (plain text).
+    """
 
     text: str
     subset: str
     line: int
-    byte_offset: int
+    byte_offset: int | None
+    no_subset: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class BadLine:
-    """A line that is no document: 1-based number, byte offset in the uncompressed text, reason."""
+    """A line or row that is no document; `line` and `byte_offset` as of a `Document`."""
 
     line: int
-    byte_offset: int
+    byte_offset: int | None
     reason: str
 
     def message(self, source: Source) -> str:
         """One sentence for people: `file:line: reason`."""
-        file, line = source.place(self.line)
-        if line is None:
-            return f"{file}: {self.reason}"
-        return f"{file}:{line}: {self.reason} (byte {self.byte_offset:,} of the text)"
+        place = place_text(source, self.line, self.byte_offset)
+        if source.place(self.line)[1] is None or self.byte_offset is None:
+            return f"{place}: {self.reason}"
+        return f"{place}: {self.reason} (byte {self.byte_offset:,} of the text)"
+
+
+def place_text(source: Source, number: int, byte_offset: int | None) -> str:
+    """Where a record is, for people: `file:line`, `file: row number`, or the text file alone."""
+    file, line = source.place(number)
+    if line is None:
+        return file
+    return f"{file}: row {line:,}" if byte_offset is None else f"{file}:{line}"
 
 
 def bad_lines(count: int) -> str:
@@ -48,8 +64,9 @@ class Reading:
     """How the lines and rows of a corpus are to be read.
 
     Attributes:
-        text_key: where the text stands, as a dotted path.
-        subset_key: where the subset's name stands, as a dotted path.
+        text_key: where the text is: a dotted path through objects, maps and JSON text of objects,
+            or the exact name of a key or column that contains dots.
+        subset_key: where the subset's name is; as `text_key`.
         default_subset: the subset of documents that name none.
         max_document_bytes: a longer line, row or text file is a bad line.
     """
@@ -73,6 +90,17 @@ class Reading:
 
 class Unusable(Exception):
     """Why a line or row is no document."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """Takes the place of a value that the reader of a format could not decode."""
+
+    reason: str
+
+
+MISSING = "missing"  # as `Document.no_subset`: the record has nothing at the subset's place
+_NOTHING = object()
 
 
 def parse(line: bytes, reading: Reading, number: int, offset: int) -> Document:
@@ -101,7 +129,7 @@ def _parse_slowly(line: bytes) -> Any:
 
 
 def document(
-    record: Any, reading: Reading, number: int, offset: int, unicode: bool = False
+    record: Any, reading: Reading, number: int, offset: int | None, unicode: bool = False
 ) -> Document:
     """The document in one decoded line or row; `unicode`: its texts are known to be valid.
 
@@ -110,26 +138,89 @@ def document(
     """
     text = record
     for key in reading.text_path:
-        if not isinstance(text, dict):
-            raise Unusable(
-                f"expected an object with the key {reading.text_key!r}, found {_kind_of(record)}"
-                if text is record
-                else f"no key {reading.text_key!r} ({key!r} is looked for in {_kind_of(text)})"
-            )
-        if key not in text:
-            keys = ", ".join(repr(key) for key in list(text)[:8]) or "none"
-            raise Unusable(f"no key {reading.text_key!r} (keys found: {keys})")
+        if not isinstance(text, dict) or key not in text:
+            text, unicode = _look_up(record, reading.text_path, reading.text_key), False
+            break
         text = text[key]
     if not isinstance(text, str):
-        raise Unusable(f"{reading.text_key!r} must be a string, found {_kind_of(text)}")
+        raise Unusable(_why_no_text(record, text, reading))
     if not unicode and not text.isascii():
         _check_unicode(text, reading.text_key)
     subset = record
     for key in reading.subset_path:
         subset = subset.get(key) if isinstance(subset, dict) else None
-    if not isinstance(subset, str) or not subset or not subset.isprintable():
-        subset = reading.default_subset
-    return Document(text, subset, number, offset)
+    if isinstance(subset, str) and subset and subset.isprintable():
+        return Document(text, subset, number, offset)
+    subset = _look_up(record, reading.subset_path, reading.subset_key)
+    if isinstance(subset, str) and subset and subset.isprintable():
+        return Document(text, subset, number, offset)
+    return Document(text, reading.default_subset, number, offset, _why_no_subset(subset))
+
+
+def _look_up(record: Any, path: tuple[str, ...], key: str) -> Any:
+    """What is at `path`, else what has the whole `key` as its name; `_NOTHING` if neither is there.
+
+    The path goes through objects, through maps (which parquet gives as pairs), and through text
+    that is the JSON of an object. A null counts as nothing.
+    """
+    value = record
+    for name in path:
+        if isinstance(value, Unreadable):
+            break
+        value = _entries(value).get(name)
+    if isinstance(record, dict) and (value is None or isinstance(value, Unreadable)):
+        value = record.get(key, value)
+    return _NOTHING if value is None else value
+
+
+def _entries(value: Any) -> dict[Any, Any]:
+    """What a path can go on to from `value`."""
+    if isinstance(value, dict):
+        return value
+    if isinstance(value, list) and value and all(isinstance(pair, tuple) for pair in value):
+        return dict(value)
+    if isinstance(value, str) and value.lstrip()[:1] == "{":
+        try:
+            return orjson.loads(value)
+        except ValueError:
+            try:
+                return json.loads(value)  # as in `parse`
+            except (ValueError, RecursionError):
+                return {}
+    return {}
+
+
+def _why_no_text(record: Any, found: Any, reading: Reading) -> str:
+    """Why a record has no text: the first step of the path that fails, or what is at its end."""
+    if isinstance(found, Unreadable):
+        return f"{reading.text_key!r} holds {found.reason}"
+    value = record
+    for key in reading.text_path:
+        entries = _entries(value)
+        if key in entries:
+            value = entries[key]
+            continue
+        if found is not _NOTHING:
+            break  # it was found by its exact name
+        if value is record and not isinstance(record, dict):
+            expected = f"expected an object with the key {reading.text_key!r}"
+            return f"{expected}, found {_kind_of(record)}"
+        if not entries and not isinstance(value, dict):
+            return f"no key {reading.text_key!r} ({key!r} is looked for in {_kind_of(value)})"
+        keys = ", ".join(repr(key) for key in list(entries)[:8]) or "none"
+        return f"no key {reading.text_key!r} (keys found: {keys})"
+    return f"{reading.text_key!r} must be a string, found {_kind_of(found)}"
+
+
+def _why_no_subset(found: Any) -> str:
+    """Why a record names no subset; not `MISSING`: there is something that is no name."""
+    if found is _NOTHING:
+        return MISSING
+    if isinstance(found, Unreadable):
+        return found.reason
+    if isinstance(found, str):
+        return "a text with control characters" if found else "an empty text"
+    return _kind_of(found)
 
 
 def _check_unicode(text: str, key: str) -> None:
@@ -150,6 +241,7 @@ def _check_unicode(text: str, key: str) -> None:
 def _kind_of(value: Any) -> str:
     names = {
         type(None): "null",
+        type(_NOTHING): "null",
         bool: "a boolean",
         int: "a number",
         float: "a number",

@@ -12,6 +12,7 @@ from typing import IO, Literal
 from typing_extensions import override
 
 from leviathan.console import say
+from leviathan.data.prepare.local_files import printable
 from leviathan.errors import DataError
 
 Split = Literal["train", "val", "hash"]  # hash: the text's digest decides, document by document
@@ -100,7 +101,7 @@ def keep_corpus_files(sources: Iterable[ByteSource], pattern: str) -> list[ByteS
     if not kept:
         raise DataError(f"{pattern}: no corpus files found there {expected}")
     of_corpus = {source.name for source in kept}
-    litter = [source.base for source in ordered if source.name not in of_corpus]
+    litter = [printable(source.base) for source in ordered if source.name not in of_corpus]
     if litter:
         more = f" and {len(litter) - 8} more" if len(litter) > 8 else ""
         say(f"{pattern}: ignored {', '.join(litter[:8])}{more} {expected}")

@@ -1,12 +1,11 @@
 """Which sources a corpus consists of: files, folders, globs, URLs and the Hub."""
 
-import glob
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from leviathan.config.schema import PrepConfig, SourceConfig, ValidationConfig
+from leviathan.config.schema import HubConfig, PrepConfig, SourceConfig, ValidationConfig
 from leviathan.console import say
+from leviathan.data.prepare.local_files import FileIdentity, list_local, printable
 from leviathan.data.prepare.source import (
     ByteSource,
     FileSource,
@@ -16,6 +15,8 @@ from leviathan.data.prepare.source import (
 )
 from leviathan.errors import DataError
 
+_NAMED = 5  # files named in one message
+
 
 def find_splits(config: PrepConfig) -> list[tuple[Source, Split]]:
     """The sources of a preparation in order, each with the split it goes to.
@@ -23,69 +24,129 @@ def find_splits(config: PrepConfig) -> list[tuple[Source, Split]]:
     Raises:
         DataError: nothing is there, or nothing is left to train on.
     """
-    held_out = _find(config.validation)
-    of_validation = {_identity(source) for source in held_out}
+    held_out = _find(config.validation, "validation.hub")
     kind: Split = "hash" if config.validation.fraction and not held_out else "train"
-    training: list[tuple[Source, Split]] = []
-    for source in _find(config.source):
-        if _identity(source) in of_validation:
-            say(f"{source.name} is held out for validation and not trained on")
+    training: list[Source] = []
+    both: list[str] = []
+    for identity, source in _find(config.source, "source.hub").items():
+        if identity not in held_out:
+            training.append(source)
+        elif held_out[identity].name == source.name:
+            both.append(source.name)
         else:
-            training.append((source, kind))
+            both.append(f"{source.name} (as {held_out[identity].name})")
+    if both:
+        verb = "is" if len(both) == 1 else "are"
+        say(f"{_some(both)} {verb} held out for validation and not trained on")
     if not training:
         raise DataError("every file of source.paths is held out: nothing is left to train on")
-    return training + [(source, "val") for source in held_out]
-
-
-def _find(config: SourceConfig | ValidationConfig) -> list[Source]:
-    if config.hub is None:
-        return find_inputs(config.paths)
-    from leviathan.data.prepare.hub import find_hub
-
-    return find_hub(config.hub)
-
-
-def _identity(source: Source) -> str:
-    return str(source.path.resolve()) if isinstance(source, FileSource) else source.name
+    splits: list[tuple[Source, Split]] = [(source, kind) for source in _grouped(training)]
+    return splits + [(source, "val") for source in _grouped(held_out.values())]
 
 
 def find_inputs(patterns: Sequence[str]) -> list[Source]:
     """The sources behind `patterns`, pattern by pattern, each pattern's in name order.
 
-    Folders are searched through; hidden files and files of other kinds found by a folder or a
-    glob are left out and named, a file given by its own name is always taken. A file that several
-    patterns find is taken once. Text files become one source a folder.
+    Folders are searched through, links to folders included; hidden files and files of other kinds
+    found by a folder or a glob are left out and named, a file given by its own name is always
+    taken. A file that is found twice, under whatever spelling, is taken once. Text files become
+    one source a folder.
 
     Raises:
-        DataError: a pattern finds nothing readable.
+        DataError: a pattern finds nothing readable, or a file name is not UTF-8.
     """
+    return _grouped(_find_files(patterns).values())
+
+
+def _find(config: SourceConfig | ValidationConfig, hub_key: str) -> dict[str, Source]:
+    """The files or shards of one part of the configuration, each under its identity."""
+    return dict(_find_files(config.paths)) if config.hub is None else _find_hub(config.hub, hub_key)
+
+
+def _find_hub(hub: HubConfig, key: str) -> dict[str, Source]:
+    from leviathan.data.prepare.hub import find_hub
+
+    # Two revisions of a shard have one name, but are not the same data.
+    return {f"{source.name} {source.stamp()}": source for source in find_hub(hub, key)}
+
+
+def _grouped(sources: Iterable[Source]) -> list[Source]:
     from leviathan.data.prepare.texts import group_texts
+
+    return group_texts(sources)
+
+
+def _find_files(patterns: Sequence[str]) -> dict[str, ByteSource]:
+    """Every file behind `patterns` once, under its identity."""
     from leviathan.data.prepare.urls import find_urls, is_url
 
+    files = FileIdentity()
     found: dict[str, ByteSource] = {}
+    repeated: list[str] = []
     for pattern in patterns:
-        for source in find_urls(pattern) if is_url(pattern) else _find_local(pattern):
-            if source.name in found:
-                say(f"warning: {source.name} is listed twice and read once", style="yellow")
-            found.setdefault(source.name, source)
-    return group_texts(found.values())
+        sources = find_urls(pattern) if is_url(pattern) else _find_local(pattern)
+        _check_names(sources)
+        identities = [_identity(source, files) for source in sources]
+        chosen: dict[str, ByteSource] = {}
+        for source, identity in zip(sources, identities, strict=True):
+            best = chosen.get(identity, source)
+            chosen[identity] = min(source, best, key=lambda each: _spelling(each, identity))
+        for source, identity in zip(sources, identities, strict=True):
+            kept = found.get(identity, chosen[identity])
+            if kept is not source:
+                same = kept.name == source.name
+                repeated.append(source.name if same else f"{source.name} (as {kept.name})")
+            elif identity not in found:
+                found[identity] = source
+    if repeated:
+        verb = "is" if len(repeated) == 1 else "are"
+        say(f"warning: {_some(repeated)} {verb} listed twice and read once", style="yellow")
+    return found
+
+
+def _identity(source: ByteSource, files: FileIdentity) -> str:
+    """What two spellings of one file have in common."""
+    from leviathan.data.prepare.urls import UrlSource
+
+    if isinstance(source, FileSource):
+        return files.of(source.path)
+    assert isinstance(source, UrlSource)
+    return files.of(source.location) if source.is_local else source.location
+
+
+def _spelling(source: ByteSource, identity: str) -> tuple[bool, int, str]:
+    """The least is the best way to call a file: without links, short, early in name order."""
+    return str(Path(source.name).absolute()) != identity, source.name.count("/"), source.name
+
+
+def _check_names(sources: Iterable[ByteSource]) -> None:
+    """Refuses names that no data set could record, before any work is done."""
+    for source in sources:
+        try:
+            source.name.encode()
+        except UnicodeEncodeError:
+            raise DataError(
+                f"{printable(source.name)}: this file name is not UTF-8 (bytes shown as \\x…): "
+                "rename the file or its folder"
+            ) from None
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first few names, and how many more there are."""
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
 
 
 def _find_local(pattern: str) -> list[ByteSource]:
     path = Path(pattern).expanduser()
     if path.is_file():
         return [FileSource(path)]
-    if path.is_dir():
-        return keep_corpus_files(map(FileSource, _files_below(path)), pattern)
-    if glob.has_magic(pattern):
-        hits = map(Path, glob.glob(str(path), recursive=True))
-        return keep_corpus_files((FileSource(hit) for hit in hits if hit.is_file()), pattern)
+    if (listing := list_local(path)) is not None:
+        if listing.left_out:
+            say(f"warning: {pattern}: left out {_some(listing.left_out)}", style="yellow")
+        return keep_corpus_files(map(FileSource, listing.files), pattern)
     if path.exists():
         raise DataError(f"{pattern} is not a regular file: give files, folders or globs")
+    if path.is_symlink():
+        raise DataError(f"{pattern} is a broken link to {path.readlink()}")
     raise DataError(f"no such file or folder: {pattern} (in {Path.cwd()})")
-
-
-def _files_below(folder: Path) -> Iterable[Path]:
-    for parent, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        yield from (Path(parent, name) for name in names)

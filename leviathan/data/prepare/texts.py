@@ -47,19 +47,23 @@ class TextFolder(Source):
         return self.files[line - 1].name, None
 
 
-def group_texts(files: Iterable[ByteSource]) -> list[Source]:
+def group_texts(sources: Iterable[Source]) -> list[Source]:
     """Text files become one source a folder, where the first of them stood; others stay.
 
     One text file alone in its folder's list goes by its own name.
     """
     grouped: dict[str, list[ByteSource]] = {}
-    for file in files:
-        is_text = file.suffix in TEXT_SUFFIXES
-        place = f"folder {file.name.rpartition('/')[0]}" if is_text else file.name
-        grouped.setdefault(place, []).append(file)
+    kept: list[Source | list[ByteSource]] = []
+    for source in sources:
+        if not isinstance(source, ByteSource) or source.suffix not in TEXT_SUFFIXES:
+            kept.append(source)
+            continue
+        folder = source.name.removesuffix(source.base)
+        if folder not in grouped:
+            kept.append(grouped.setdefault(folder, []))
+        grouped[folder].append(source)
     return [
-        TextFolder(_name(found), tuple(found)) if found[0].suffix in TEXT_SUFFIXES else found[0]
-        for found in grouped.values()
+        TextFolder(_name(each), tuple(each)) if isinstance(each, list) else each for each in kept
     ]
 
 

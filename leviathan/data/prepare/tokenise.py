@@ -22,7 +22,9 @@ from leviathan.data.encoders import Backend, Encoder, TiktokenEncoder, make_enco
 from leviathan.data.files import write_atomic
 from leviathan.data.format import token_dtype
 from leviathan.data.prepare.reader import BadLine, Document, Reading, read
+from leviathan.data.prepare.records import MISSING, place_text
 from leviathan.data.prepare.source import Source, Split
+from leviathan.data.prepare.texts import TextFolder
 from leviathan.data.tokenizer import META_FILE, Tokenizer, UnencodableText, load_tokenizer
 from leviathan.errors import DataError
 
@@ -82,6 +84,9 @@ class PartInfo:
         path: the source's name.
         bytes: as stored; of text, where a source cannot tell.
         excluded: documents left out by their subset, by name.
+        named: records that name their subset; None in parts of an earlier version.
+        unnamed: records with nothing at the subset's place.
+        misnamed: records with something there that is no name; `misnamed_example` is one of them.
         backend: what encoded it.
         mismatches: 1 if another backend's ids were not tiktoken's, and were thrown away.
     """
@@ -97,6 +102,10 @@ class PartInfo:
     content: str
     subsets: list[str]
     excluded: dict[str, int] = field(default_factory=dict)
+    named: int | None = None
+    unnamed: int = 0
+    misnamed: int = 0
+    misnamed_example: str = ""
     backend: str = "tiktoken"
     mismatches: int = 0
 
@@ -104,6 +113,12 @@ class PartInfo:
     def load(cls, part: Path) -> "PartInfo":
         """Reads a part's description."""
         return cls(**json.loads((part / "part.json").read_bytes()))
+
+    def names_subsets(self, default: str) -> bool:
+        """Whether a record names its subset; `default` is the subset of those that do not."""
+        if self.named is None:  # an earlier version did not count
+            return bool({*self.subsets, *self.excluded} - {default})
+        return self.named > 0
 
 
 def tokenise(task: Task, on_bytes: Callable[[int], Any]) -> PartInfo:
@@ -180,6 +195,9 @@ class _Writer:
         self.subsets: dict[str, int] = {}
         self.documents = self.empty = self.rejected = self.bytes_read = 0
         self.excluded: dict[str, int] = {}
+        self.records = self.unnamed = self.misnamed = 0
+        self.misnamed_example = ""
+        self._has_records = not isinstance(task.source, TextFolder)
         self.dtype = token_dtype(tokenizer.vocab_size)
         self._end = np.array([tokenizer.end_of_text], np.uint32)
         self._may_compare, self._compared = float(_COMPARED_AT_FIRST), 0
@@ -224,6 +242,10 @@ class _Writer:
             content=self.content.hexdigest(),
             subsets=list(self.subsets),
             excluded=self.excluded,
+            named=self.records - self.unnamed - self.misnamed,
+            unnamed=self.unnamed,
+            misnamed=self.misnamed,
+            misnamed_example=self.misnamed_example,
             backend=self.encoder.backend,
         )
 
@@ -237,17 +259,31 @@ class _Writer:
         for item in items:
             if isinstance(item, BadLine):
                 bad.append(item)
-            elif not self.task.wants(item.subset):
-                self.excluded[item.subset] = self.excluded.get(item.subset, 0) + 1
-            elif not item.text:
-                self.empty += 1
-            else:
+            elif self._is_wanted(item):
                 batch.append(item)
                 characters += len(item.text)
             if characters >= _BATCH_CHARACTERS or len(batch) + len(bad) >= _BATCH_DOCUMENTS:
                 yield batch, bad
                 batch, bad, characters = [], [], 0
         yield batch, bad
+
+    def _is_wanted(self, item: Document) -> bool:
+        """Whether a document goes into the part; counts it, and whether it names its subset."""
+        self.records += self._has_records
+        if item.no_subset == MISSING:
+            self.unnamed += 1
+        elif item.no_subset is not None:
+            self.misnamed += 1
+            if not self.misnamed_example:
+                place = place_text(self.task.source, item.line, item.byte_offset)
+                self.misnamed_example = f"{place}: {item.no_subset}"
+        if not self.task.wants(item.subset):
+            self.excluded[item.subset] = self.excluded.get(item.subset, 0) + 1
+        elif not item.text:
+            self.empty += 1
+        else:
+            return True
+        return False
 
     def _encode(
         self, batch: list[Document], contents: list[bytes], bad: list[BadLine]
@@ -282,7 +318,7 @@ class _Writer:
             record = {
                 "file": file_name,
                 "line": line or 1,  # a text file is one document, from its first line on
-                "byte_offset": bad.byte_offset,
+                "byte_offset": bad.byte_offset or 0,  # rows have none
                 "reason": bad.reason,
             }
             file.write(json.dumps(record) + "\n")

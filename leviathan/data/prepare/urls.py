@@ -2,12 +2,15 @@
 
 import io
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any
 
 from typing_extensions import override
 
+from leviathan.console import say
 from leviathan.credentials import without_credentials
 from leviathan.data.filesystem import file_system, readable_error
+from leviathan.data.prepare.local_files import list_local
 from leviathan.data.prepare.source import ByteSource, keep_corpus_files
 from leviathan.errors import DataError
 
@@ -23,11 +26,17 @@ def is_url(pattern: str) -> bool:
 
 @dataclass(frozen=True)
 class UrlSource(ByteSource):
-    """A file behind a URL, and what was known of it when it was found."""
+    """A file behind a URL, and what was known of it when it was found.
+
+    Attributes:
+        location: the same for all spellings of the URL; a path, if it `is_local`.
+    """
 
     url: str
     length: int | None
     version: str
+    location: str
+    is_local: bool
 
     @property
     @override
@@ -86,6 +95,8 @@ def find_urls(pattern: str) -> list[ByteSource]:
         DataError: nothing is there, it cannot be reached, or a package for it is missing.
     """
     fs, path = file_system(pattern)
+    if _is_local(fs):
+        return _find_local(fs, path, pattern)
     http = pattern.startswith(("http://", "https://"))
     try:
         if any(sign in path for sign in ("*[" if http else "*?[")):
@@ -103,6 +114,21 @@ def find_urls(pattern: str) -> list[ByteSource]:
         raise DataError(f"{pattern}: cannot be reached ({readable_error(error)})") from None
 
 
+def _find_local(fs: Any, path: str, pattern: str) -> list[ByteSource]:
+    """Files of this machine, found as those without a URL are."""
+    if Path(path).is_file():
+        return [_source(fs, path, pattern)]
+    if (listing := list_local(Path(path))) is None:
+        raise DataError(f"no such file or folder: {pattern}")
+    if listing.left_out:
+        say(f"warning: {pattern}: left out {', '.join(listing.left_out)}", style="yellow")
+    return keep_corpus_files(_sources(fs, map(str, listing.files)), pattern)
+
+
+def _is_local(fs: Any) -> bool:
+    return "file" in ([fs.protocol] if isinstance(fs.protocol, str) else fs.protocol)
+
+
 def _sources(fs: Any, paths: Any) -> list[ByteSource]:
     return [_source(fs, path, fs.unstrip_protocol(path)) for path in paths if not fs.isdir(path)]
 
@@ -113,4 +139,6 @@ def _source(fs: Any, path: str, url: str) -> UrlSource:
         raise DataError(f"{url} is a folder: end it with a slash")
     version = next((str(info[key]) for key in _VERSIONS if info.get(key)), "unknown")
     size = info.get("size")
-    return UrlSource(url, None if size is None else int(size), version)
+    local = _is_local(fs)
+    location = path if local else fs.unstrip_protocol(path)
+    return UrlSource(url, None if size is None else int(size), version, location, local)

@@ -164,3 +164,36 @@ def test_golden_ids_of_the_corpus(run: Run, shared: Path) -> None:
         assert len(ids) == golden[shard]["tokens_with_eot"] == result["splits"][split]["ids"]
         assert hashlib.sha256(ids.tobytes()).hexdigest() == golden[shard]["sha256_u32le"]
     assert DatasetInfo.load(out).subsets == sorted(golden["val.jsonl.zst"]["tokens_by_set"])
+
+
+# ---------------------------------------------------------------- formats of other programs
+
+
+@pytest.fixture
+def formats(broken: Path) -> Path:
+    if not (broken / "formats").is_dir():
+        pytest.skip("the shared data has no broken/formats")
+    return broken / "formats"
+
+
+def test_formats(run: Run, formats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each input that another program wrote, with the outcome that formats/EXPECTED.md names."""
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    reference = run("formats/reference.parquet")[0]
+    assert reference["documents"] == 40
+    for name in ("meta_year_10000", "meta_map", "meta_json_string"):
+        path = str(formats / f"{name}.parquet")
+        result, _, out = run(path)
+        assert result["fingerprint"] == reference["fingerprint"], name
+        subsets = DatasetInfo.load(out).splits["train"].subsets
+        sizes = {subset: size.documents for subset, size in subsets.items()}
+        assert sizes == {"Alpha": 20, "Beta": 20}, name
+        source = {"paths": [path], "subsets": {"exclude": ["Alpha"]}}
+        assert run(source=source)[0]["documents"] == 20, name
+    bad = str(formats / "invalid_utf8_text.parquet")
+    with pytest.raises(DataError, match=r"invalid_utf8_text.parquet: row 10: .*byte 0xe9 at pos"):
+        run(bad)
+    result = run(bad, on_error="quarantine", max_reject_fraction=0.1)[0]
+    assert (result["documents"], result["rejected"]) == (39, 1)
+    hub = {"id": str(formats / "hub_two_splits"), "split": "train+test"}
+    assert run(source={"hub": hub})[0]["documents"] == 40

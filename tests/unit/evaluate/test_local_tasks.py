@@ -146,6 +146,15 @@ def test_a_folder_that_is_named_after_the_task(tmp_path: Path) -> None:
     assert find_task_files(folder, "hellaswag", "validation") == shards
 
 
+def test_a_linked_folder_of_task_files(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/piqa_validation.jsonl").touch()
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks/link").symlink_to(tmp_path / "elsewhere")
+    expected = [tmp_path / "tasks/link/piqa_validation.jsonl"]
+    assert find_task_files(tmp_path / "tasks", "piqa", "validation") == expected
+
+
 def changed(name: str, **columns: Any) -> str:
     return json.dumps(ITEMS[name][0] | columns)
 

@@ -6,7 +6,9 @@ import socket
 from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
 import pytest
+import streaming
 
 from leviathan.checkpoint.retention import retention
 from leviathan.config.load import load_config
@@ -19,6 +21,7 @@ from leviathan.model.scale import Hardware
 from leviathan.parallel.ports import free_port
 from leviathan.preflight import machine
 from leviathan.preflight.check import Asked, find_target
+from leviathan.preflight.data import check_data
 from leviathan.preflight.report import Report, duration, size, table
 from leviathan.preflight.run import (
     Target,
@@ -199,3 +202,31 @@ def test_a_host_that_does_not_answer_is_named():
     report = Report()
     machine.check_hosts(report, [Host("localhost", 1)])
     assert only(report)[0] == "green"
+
+
+@pytest.mark.parametrize(
+    ("hashes", "damaged", "verdict", "why"),
+    [
+        (["sha1"], False, "green", "every byte as it was written"),
+        (["sha1"], True, "red", "its sha1 is not the one in index.json"),
+        (None, False, "amber", "index.json holds no hash for 1 shards"),
+    ],
+)
+def test_shards_of_another_converter_are_hashed_on_request(
+    tmp_path, tiny_tokenizer, hashes, damaged, verdict, why
+):
+    with streaming.MDSWriter(
+        out=str(tmp_path / "set"), columns={"tokens": "ndarray:int32:17"}, hashes=hashes
+    ) as writer:
+        for number in range(9):
+            writer.write({"tokens": np.arange(number, number + 17, dtype=np.int32)})
+    if damaged:
+        shard = tmp_path / "set/shard.00000.mds"
+        shard.write_bytes(shard.read_bytes()[:-1] + b"\1")
+    form = f"{{kind: mds_tokens, tokenizer: {tiny_tokenizer}}}"
+    changes = [f"data={{path: {tmp_path / 'set'}, format: {form}}}", "model.seq_len=16"]
+    report = Report()
+    check_data(report, run(*changes), thorough=True)
+    row = next(row for row in report.rows if row.what == "data set")
+    assert row.verdict == verdict
+    assert why in row.why

@@ -1,0 +1,321 @@
+"""Index and files of the MDS shards that another converter wrote.
+
+`index.json` is read strictly: a key or value that this program does not know is refused by name,
+because rows read under a wrong assumption are wrong without an error. Packed shards are unpacked
+into a cache folder under a path that follows from the index and the shard's path in its folder.
+"""
+
+import bz2
+import gzip
+import hashlib
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import zstandard
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from leviathan.console import say
+from leviathan.data.shard_index import InsideFolder, read_index_json
+from leviathan.errors import DataError
+
+_BLOCK = 1 << 20
+_UNPACKERS: dict[str, Callable[[IO[bytes]], Any]] = {
+    "zstd": lambda file: zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True),
+    "gz": lambda file: gzip.GzipFile(fileobj=file),  # pyright: ignore[reportArgumentType]
+    "bz2": lambda file: bz2.BZ2File(file),
+}
+_OTHER_COMPRESSIONS = ("br", "snappy")  # the format has them; no reader for them here
+_HASHLIB = {name for name in hashlib.algorithms_guaranteed if not name.startswith("shake_")}
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class FileEntry(_Strict):
+    """One file of a shard, plain or packed; `hashes` are hexadecimal digests by algorithm."""
+
+    basename: InsideFolder
+    bytes: int = Field(ge=0)
+    hashes: dict[str, str] = {}
+
+    @field_validator("hashes")
+    @classmethod
+    def _are_known(cls, hashes: dict[str, str]) -> dict[str, str]:
+        for name in hashes:
+            new_hash(name)
+        return hashes
+
+
+class ShardEntry(_Strict):
+    """The entry of a shard in `index.json`, with every key that the format has."""
+
+    version: Literal[2] = 2
+    format: Literal["mds"] = "mds"
+    samples: int = Field(ge=0)
+    column_names: list[str]
+    column_encodings: list[str]
+    column_sizes: list[int | None]
+    compression: str | None = None
+    hashes: list[str] = []
+    size_limit: int | str | None = None
+    raw_data: FileEntry
+    zip_data: FileEntry | None = None
+
+    @field_validator("compression")
+    @classmethod
+    def _is_known(cls, compression: str | None) -> str | None:
+        known = (*_UNPACKERS, *_OTHER_COMPRESSIONS)
+        if compression is not None and compression.partition(":")[0] not in known:
+            raise ValueError(f"unknown compression {compression!r} (known: {', '.join(known)})")
+        return compression
+
+    @model_validator(mode="after")
+    def _columns_agree(self) -> "ShardEntry":
+        lengths = {len(self.column_names), len(self.column_encodings), len(self.column_sizes)}
+        if len(lengths) > 1:
+            raise ValueError("column_names, column_encodings and column_sizes differ in length")
+        return self
+
+    @property
+    def packing(self) -> str:
+        """How the packed file is compressed; an index without `compression` says it by the name."""
+        if self.compression is not None:
+            return self.compression.partition(":")[0]
+        suffix = Path(self.zip_data.basename).suffix[1:] if self.zip_data is not None else ""
+        return {"zst": "zstd"}.get(suffix, suffix)
+
+
+def new_hash(name: str) -> Any:
+    """A hash object of the named algorithm, one of those that streaming offers.
+
+    Raises:
+        ValueError: the algorithm is not known.
+    """
+    if name in _HASHLIB:
+        return hashlib.new(name)
+    import xxhash
+
+    if name in xxhash.algorithms_available:
+        return getattr(xxhash, name)()
+    known = sorted(_HASHLIB | set(xxhash.algorithms_available))
+    raise ValueError(f"unknown hash {name!r} (known: {', '.join(known)})")
+
+
+class ForeignShards:
+    """The shards of one folder: their entries, and a plain file for each.
+
+    Opening compares the size of every file with the index. Hashes in the index are compared
+    wherever a shard is unpacked and when an unpacked one is first taken from the cache; those of
+    plain shards only by `verify`, because reading every byte of a shard on every rank costs more
+    than the rows that the rank needs.
+
+    Args:
+        folder: with `index.json` and shards, perhaps in folders below it.
+        cache: where packed shards are unpacked to; None: packed shards are refused.
+
+    Raises:
+        DataError: the index or a shard cannot be used; the message names it.
+    """
+
+    def __init__(self, folder: Path, cache: Path | None) -> None:
+        self.folder, self._cache = folder, cache
+        self.entries = read_index_json(folder / "index.json", ShardEntry)
+        if not sum(entry.samples for entry in self.entries):
+            raise DataError(f"{folder / 'index.json'} lists no rows: the data set is empty")
+        self._index_digest = hashlib.sha256((folder / "index.json").read_bytes()).hexdigest()
+        self._verified: set[int] = set()  # shards in the cache that this process has hashed
+        for entry in self.entries:
+            self._stored_file(entry)
+
+    def file(self, number: int) -> Path:
+        """The plain file of a shard, unpacked into the cache where only a packed one is there.
+
+        Raises:
+            DataError: it is missing or damaged, or the cache cannot be written.
+        """
+        entry = self.entries[number]
+        stored, file = self._stored_file(entry)
+        if file is entry.raw_data:
+            return stored
+        assert self._cache is not None
+        raw = self._cache_folder(entry, stored) / entry.raw_data.basename
+        if number not in self._verified or not raw.is_file():
+            if not _is_intact(raw, entry.raw_data):
+                _unpack(stored, raw, entry)
+            self._verified.add(number)
+        return raw
+
+    def verify(self) -> int:
+        """Hashes every shard; packed ones are unpacked.
+
+        Returns:
+            The number of shards for which the index holds no hash.
+
+        Raises:
+            DataError: a shard is not what the index says.
+        """
+        for number, entry in enumerate(self.entries):
+            file = self.file(number)
+            if problem := _difference(file, entry.raw_data):
+                raise DataError(f"{file}: this shard is damaged: {problem}: copy it again")
+        return sum(
+            not entry.raw_data.hashes and not (entry.zip_data and entry.zip_data.hashes)
+            for entry in self.entries
+        )
+
+    def _stored_file(self, entry: ShardEntry) -> tuple[Path, FileEntry]:
+        """What is there of a shard, plain or packed, once its size is known to be right."""
+        file = entry.raw_data
+        path = self.folder / file.basename
+        if not path.is_file():
+            if entry.zip_data is None or not (self.folder / entry.zip_data.basename).is_file():
+                raise DataError(f"{path}: this shard is missing: copy it again")
+            file = entry.zip_data
+            path = self.folder / file.basename
+            if entry.packing not in _UNPACKERS:
+                raise DataError(
+                    f"{path}: packed as {entry.packing!r}, which cannot be unpacked here: write "
+                    f"the shards as {', '.join(_UNPACKERS)} or plain"
+                )
+            if self._cache is None:
+                raise DataError(
+                    f"{path} is packed: set data.format.cache to a folder for the unpacked shards"
+                )
+        size = path.stat().st_size
+        if size != file.bytes:
+            kind = "truncated" if size < file.bytes else "damaged"
+            raise DataError(
+                f"{path}: {kind}: this shard has {size:,} bytes, index.json says {file.bytes:,}: "
+                "copy it again"
+            )
+        return path, file
+
+    def _cache_folder(self, entry: ShardEntry, packed: Path) -> Path:
+        """The folder for one shard's unpacked file.
+
+        Another index gets another folder, so a data set that is written again under its old path
+        finds nothing of the former one. Where the index has no hashes, two data sets may have the
+        same index: there the packed file's time of change counts as well.
+        """
+        assert self._cache is not None
+        assert entry.zip_data is not None
+        key: list[Any] = [str(self.folder.resolve()), self._index_digest]
+        if not entry.raw_data.hashes and not entry.zip_data.hashes:
+            key.append(packed.stat().st_mtime_ns)
+        return self._cache / hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
+
+
+def _is_intact(path: Path, entry: FileEntry) -> bool:
+    """Whether the cache holds this shard; a damaged one is reported, to be unpacked again."""
+    if not path.is_file():
+        return False
+    problem = _difference(path, entry)
+    if problem:
+        say(f"warning: {path}: {problem}; it is unpacked again", style="yellow")
+    return not problem
+
+
+def _difference(path: Path, entry: FileEntry) -> str | None:
+    """How a file differs from its entry, in words; None if size and hashes agree."""
+    size = path.stat().st_size
+    if size != entry.bytes:
+        return f"it has {size:,} bytes, index.json says {entry.bytes:,}"
+    if not entry.hashes:
+        return None
+    hashes = _Hashes(entry)
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            hashes.update(block)
+    return hashes.difference()
+
+
+class _Hashes:
+    """The hashes that an entry names, computed block by block."""
+
+    def __init__(self, entry: FileEntry) -> None:
+        self._expected = entry.hashes
+        self._hashes = {name: new_hash(name) for name in entry.hashes}
+
+    def update(self, block: bytes) -> None:
+        for hash in self._hashes.values():
+            hash.update(block)
+
+    def difference(self) -> str | None:
+        for name, hash in self._hashes.items():
+            if hash.hexdigest() != self._expected[name].lower():
+                return f"its {name} is not the one in index.json"
+        return None
+
+
+def _unpack(packed: Path, raw: Path, entry: ShardEntry) -> None:
+    """Unpacks a shard into the cache and compares size and hashes.
+
+    The file appears complete or not at all: several ranks and threads may unpack it at once.
+    """
+    assert entry.zip_data is not None
+    name = f".{raw.name}.{os.uname().nodename}.{os.getpid()}.{threading.get_ident()}.tmp"
+    temporary = raw.with_name(name)
+    of_packed, of_raw, size = _Hashes(entry.zip_data), _Hashes(entry.raw_data), 0
+    try:
+        raw.parent.mkdir(parents=True, exist_ok=True)
+        with packed.open("rb") as source, temporary.open("wb") as target:
+            for block in _unpacked_blocks(packed, _Tee(source, of_packed), entry):
+                of_raw.update(block)
+                target.write(block)
+                size += len(block)
+                if size > entry.raw_data.bytes:
+                    break
+        if size != entry.raw_data.bytes:
+            kind = "truncated" if size < entry.raw_data.bytes else "damaged"
+            raise DataError(
+                f"{packed}: {kind}: it does not unpack to the {entry.raw_data.bytes:,} bytes that "
+                "index.json says: copy it again"
+            )
+        if problem := of_packed.difference():
+            raise DataError(f"{packed}: damaged: {problem}: copy it again")
+        if problem := of_raw.difference():
+            raise DataError(f"{packed}: damaged: unpacked, {problem}: copy it again")
+        temporary.replace(raw)
+    except OSError as error:
+        raise DataError(f"{packed}: cannot be unpacked to {raw}: {error.strerror}") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _unpacked_blocks(packed: Path, source: Any, entry: ShardEntry) -> Iterator[bytes]:
+    with _damage_named(packed), _UNPACKERS[entry.packing](source) as unpacked:
+        while block := unpacked.read(_BLOCK):
+            yield block
+    while source.read(_BLOCK):  # what follows the packed stream belongs to the file's hash
+        pass
+
+
+@contextmanager
+def _damage_named(packed: Path) -> Iterator[None]:
+    """Turns what a decompressor raises into a DataError; what the system raises stays."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise DataError(f"{packed}: damaged ({error}): copy it again") from None
+
+
+class _Tee:
+    """A file to read from, whose bytes are hashed on the way."""
+
+    def __init__(self, file: IO[bytes], hashes: _Hashes) -> None:
+        self._file, self._hashes = file, hashes
+
+    def read(self, size: int = -1) -> bytes:
+        block = self._file.read(size)
+        self._hashes.update(block)
+        return block

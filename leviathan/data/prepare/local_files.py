@@ -1,0 +1,147 @@
+"""Local files behind a folder or a glob, and which spellings of a path mean the same file.
+
+Symbolic links to folders are followed, each folder once. What is left out (a broken link, a device)
+is collected for the caller to report.
+"""
+
+import glob
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from leviathan.errors import DataError
+
+
+@dataclass
+class Listing:
+    """The regular files that a pattern finds, in no particular order.
+
+    Attributes:
+        left_out: what is no file and no folder, each with the reason.
+    """
+
+    files: list[Path] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+
+    def leave_out(self, path: Path) -> None:
+        """Notes what cannot be a file of a corpus, and why."""
+        reason = "not a regular file"
+        if path.is_symlink():
+            reason = f"a broken link to {printable(str(path.readlink()))}"
+        self.left_out.append(f"{printable(str(path))} ({reason})")
+
+
+def list_local(path: Path) -> Listing | None:
+    """The files below a folder or behind a glob; None for anything else.
+
+    Raises:
+        DataError: a folder cannot be read.
+    """
+    if path.is_dir():
+        return _list_folder(path)
+    if os.path.lexists(path) or not glob.has_magic(str(path)):
+        return None
+    listing = Listing()
+    for hit in map(Path, dict.fromkeys(_glob(path))):
+        if hit.is_file():
+            listing.files.append(hit)
+        elif not hit.is_dir():
+            listing.leave_out(hit)
+    return listing
+
+
+def _glob(pattern: Path) -> Iterator[str]:
+    """As `glob.glob(recursive=True)`, which follows links that lead back again and again."""
+    if "**" not in pattern.parts:
+        yield from glob.glob(str(pattern))
+        return
+    place = pattern.parts.index("**")
+    before, after = Path(*pattern.parts[:place]), pattern.parts[place + 1 :] or ("*",)
+    for top in glob.glob(str(before)):
+        for folder in _folders_below(Path(top), ()):
+            yield from _glob(Path(glob.escape(str(folder)), *after))
+
+
+def _folders_below(folder: Path, above: tuple[tuple[int, int], ...]) -> Iterator[Path]:
+    """A folder and those below it, links to folders included, but no folder inside of itself."""
+    try:
+        status = folder.stat()
+        if not folder.is_dir() or (status.st_dev, status.st_ino) in above:
+            return
+        names = [entry.name for entry in os.scandir(folder) if not entry.name.startswith(".")]
+    except OSError as error:
+        raise _unreadable(folder, error) from None
+    yield folder
+    for name in names:
+        if (folder / name).is_dir():
+            yield from _folders_below(folder / name, (*above, (status.st_dev, status.st_ino)))
+
+
+def _unreadable(folder: Path, error: OSError) -> DataError:
+    return DataError(
+        f"{printable(str(folder))}: this folder cannot be read ({error.strerror}): make it "
+        "readable, or name the files that are to be read"
+    )
+
+
+def _list_folder(folder: Path) -> Listing:
+    """Real folders first, then the linked ones: a link never decides how a real file is called."""
+    listing, seen, links = Listing(), set[tuple[int, int]](), [folder]
+    while links:
+        pending, links = sorted(links), []
+        for top in pending:
+            links += _walk(top, listing, seen)
+    return listing
+
+
+def _walk(top: Path, listing: Listing, seen: set[tuple[int, int]]) -> Iterator[Path]:
+    """Lists a folder and the real folders in it; yields the links to folders that it meets.
+
+    A folder is known by device and inode: a link that leads back to where it is ends the walk.
+    """
+    folders, links = [top], list[Path]()
+    while folders:
+        folder = folders.pop()
+        try:
+            status = folder.stat()
+            if (status.st_dev, status.st_ino) in seen:
+                continue
+            seen.add((status.st_dev, status.st_ino))
+            entries = list(os.scandir(folder))  # its entries know what they are without a call
+        except OSError as error:
+            raise _unreadable(folder, error) from None
+        for entry in entries:
+            try:
+                is_file, is_folder = entry.is_file(), entry.is_dir()
+            except OSError:  # a link to itself, or into a folder that cannot be read
+                is_file = is_folder = False
+            if is_file:
+                listing.files.append(Path(entry.path))
+            elif not is_folder:
+                listing.leave_out(Path(entry.path))
+            elif not entry.name.startswith("."):
+                (links if entry.is_symlink() else folders).append(Path(entry.path))
+        yield from links
+        links.clear()
+
+
+class FileIdentity:
+    """Which file a path leads to: the path without links, whatever its spelling."""
+
+    def __init__(self) -> None:
+        self._folders: dict[Path, Path] = {}  # as resolving each of many files is slow
+
+    def of(self, path: Path | str) -> str:
+        """The resolved path."""
+        path = Path(path)
+        if path.name in ("", "..") or path.is_symlink():
+            return str(path.resolve())
+        if path.parent not in self._folders:
+            self._folders[path.parent] = path.parent.resolve()
+        return str(self._folders[path.parent] / path.name)
+
+
+def printable(name: str) -> str:
+    """A file name with escapes in place of bytes that are not UTF-8."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")

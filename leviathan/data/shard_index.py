@@ -1,0 +1,83 @@
+"""`index.json`: which shards a folder of MDS shards has, ours and those of other converters."""
+
+import json
+from collections import Counter
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal, Protocol, TypeVar
+
+from pydantic import AfterValidator, BaseModel, TypeAdapter, ValidationError
+
+from leviathan.errors import DataError
+
+
+class _File(Protocol):
+    @property
+    def basename(self) -> str: ...
+
+
+class _Shard(Protocol):
+    @property
+    def raw_data(self) -> _File: ...
+
+
+Entry = TypeVar("Entry", bound=_Shard)
+
+
+def _check_inside(name: str) -> str:
+    path = PurePosixPath(name)
+    if not name or path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
+        raise ValueError(f"{name!r} is no file inside the folder of index.json")
+    return name
+
+
+# The path of a shard relative to its folder: `merge_index` of streaming puts folders into it.
+InsideFolder = Annotated[str, AfterValidator(_check_inside)]
+
+
+class _Versioned(BaseModel):
+    version: Literal[2] = 2
+
+
+def read_index_json(path: Path, entry: type[Entry]) -> list[Entry]:
+    """The shards that an `index.json` lists.
+
+    Args:
+        path: of the file.
+        entry: the model of one shard's entry.
+
+    Raises:
+        DataError: the file cannot be read, holds what `entry` does not know, or lists one file
+            twice.
+    """
+    try:
+        content = json.loads(path.read_bytes())
+        _Versioned.model_validate(content)
+        entries: Any = dict[Literal["shards"], list[entry]]  # pyright: ignore
+        shards = TypeAdapter(entries).validate_python({"shards": content["shards"]})["shards"]
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}: the data set is not complete") from None
+    except ValidationError as error:
+        raise DataError(_explain(path, error.errors()[0])) from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise DataError(f"{path} is empty or damaged: copy or prepare the data set again") from None
+    names = Counter(shard.raw_data.basename for shard in shards)
+    if twice := [name for name, count in names.items() if count > 1]:
+        raise DataError(
+            f"{path} lists the shard {twice[0]} {names[twice[0]]} times: write the index again, "
+            "with the folder of each shard in its basename where several folders were joined"
+        )
+    return shards
+
+
+def _explain(path: Path, error: Any) -> str:
+    where = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "literal_error":
+        expected = error["ctx"]["expected"]
+        return f"{path}: {where} is {error['input']!r}, but only {expected} can be read"
+    if error["type"] == "extra_forbidden":
+        return f"{path}: {where}: a key that this program does not know: the shards may mean more"
+    if error["type"] == "value_error":
+        return f"{path}: {where}: {error['ctx']['error']}"
+    return (
+        f"{path} is empty or damaged ({where}: {error['msg']}): copy or prepare the data set again"
+    )
