@@ -93,9 +93,9 @@ def read_run_config(directory: Path) -> RunConfig:
 
 
 def read_tokenizer(directory: Path, run: RunConfig) -> Tokenizer:
-    """The tokenizer of a checkpoint, with the end-of-text id that its data set had.
+    """The tokenizer of a checkpoint, with the end-of-text id that its dataset had.
 
-    The prefix token of an imported model is the one its own program scores with; see `PREFIX_TOKEN_KEY`.
+    The prefix token of an imported model is the one that its own tokenizer puts before a text.
 
     Raises:
         CheckpointError: its state.json is damaged.
