@@ -97,9 +97,7 @@ class Tokenizer:
     @cached_property
     def fingerprint(self) -> str:
         """sha256 over ranks, pattern and special tokens: equal means the same ids for any text."""
-        digest = hashlib.sha256(self.rank_file)
-        digest.update(json.dumps([self.pattern, self.special_tokens], sort_keys=True).encode())
-        return digest.hexdigest()
+        return _fingerprint(self.rank_file, self.pattern, self.special_tokens)
 
     def encode(self, text: str) -> list[int]:
         """Ordinary encoding: a literal `<|endoftext|>` in `text` stays text, never the special id.
@@ -186,10 +184,16 @@ def _load_file(path: Path) -> Tokenizer:
     if not meta_path.is_file():
         return _load_published(path, ranks, meta_path)
     meta = _read_meta(meta_path)
-    tokenizer = _make(ranks, meta, meta_path)
-    if meta.get("fingerprint", tokenizer.fingerprint) != tokenizer.fingerprint:
+    found = _fingerprint(_dump_ranks(ranks), meta["pattern"], meta["special_tokens"])
+    if meta.get("fingerprint", found) != found:
         raise DataError(f"{path} is not the vocabulary that {meta_path} describes (fingerprint)")
-    return tokenizer
+    return _make(ranks, meta, meta_path)
+
+
+def _fingerprint(rank_file: bytes, pattern: str, special_tokens: dict[str, int]) -> str:
+    digest = hashlib.sha256(rank_file)
+    digest.update(json.dumps([pattern, special_tokens], sort_keys=True).encode())
+    return digest.hexdigest()
 
 
 def _load_published(path: Path, ranks: dict[bytes, int], meta_path: Path) -> Tokenizer:
