@@ -63,8 +63,20 @@ def read_run_config(directory: Path) -> RunConfig:
     return parse_config(text, RunConfig, str(path))
 
 
+def data_tokenizer(spec: str | Path, run: RunConfig) -> Tokenizer:
+    """The tokenizer of a run's data, with the end-of-text id that its dataset had.
+
+    Raises:
+        DataError: damaged.
+    """
+    tokenizer = load_tokenizer(spec)
+    if run.data.format is not None and run.data.format.end_of_text is not None:
+        tokenizer.end_of_text = run.data.format.end_of_text
+    return tokenizer
+
+
 def read_tokenizer(directory: Path, run: RunConfig) -> Tokenizer:
-    """The tokenizer of a checkpoint, with the end-of-text id that its data set had.
+    """The tokenizer of a checkpoint: `data_tokenizer`, and what an import recorded.
 
     The prefix token of an imported model is the one its own program scores with; see `PREFIX`.
 
@@ -72,9 +84,7 @@ def read_tokenizer(directory: Path, run: RunConfig) -> Tokenizer:
         CheckpointError: its state.json is damaged.
         DataError: the tokenizer is damaged.
     """
-    tokenizer = load_tokenizer(directory)
-    if run.data.format is not None and run.data.format.end_of_text is not None:
-        tokenizer.end_of_text = run.data.format.end_of_text
+    tokenizer = data_tokenizer(directory, run)
     state = read_state(directory) if (directory / STATE).is_file() else {}
     if isinstance(prefix := state.get(PREFIX), int):
         tokenizer.prefix_token = prefix

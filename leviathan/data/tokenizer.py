@@ -121,8 +121,14 @@ class Tokenizer:
         return self._encoding.decode([int(id) for id in ids])
 
     def decode_bytes(self, id: int) -> bytes:
-        """The bytes that one id stands for."""
-        return self._encoding.decode_single_token_bytes(id)
+        """The bytes that one id stands for; none for an id that the vocabulary leaves unused.
+
+        A model may have more rows than its tokenizer has ids, and can give each of them.
+        """
+        try:
+            return self._encoding.decode_single_token_bytes(id)
+        except KeyError:
+            return b""
 
     def save(self, directory: Path) -> None:
         """Writes `tokenizer.tiktoken` (ranks) and `tokenizer.meta.json` into `directory`."""

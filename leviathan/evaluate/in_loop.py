@@ -9,14 +9,13 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from leviathan.checkpoint.layout import step_dir
-from leviathan.checkpoint.load import read_tokenizer
+from leviathan.checkpoint.load import data_tokenizer
 from leviathan.config.schema import RunConfig
 from leviathan.data.dataset import Dataset
 from leviathan.data.stream import IGNORE, eval_batches
@@ -87,13 +86,13 @@ def run_tasks(engine: Engine, config: RunConfig, mesh: Mesh, step: int) -> dict[
     from leviathan.evaluate.harness import score_tasks
 
     wishes, form = config.evaluate, config.data.format
-    tokenizer_at = config.data.path if form is None else Path(form.tokenizer)
+    tokenizer_at = config.data.path if form is None else form.tokenizer
     with undisturbed():
         loaded = Loaded(
             directory=step_dir(config.run_dir, step).resolve(),
             name=config.run_dir.name,
             model_config=config.model,
-            tokenizer=read_tokenizer(tokenizer_at, config),
+            tokenizer=data_tokenizer(tokenizer_at, config),
             step=step,
             data=config.data,
             model=whole_model(engine, config).to(mesh.device).eval(),
