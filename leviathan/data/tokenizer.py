@@ -249,11 +249,12 @@ def _read_meta(path: Path) -> dict[str, Any]:
 
 def _make(ranks: dict[bytes, int], meta: dict[str, Any], path: Path) -> Tokenizer:
     """The tokenizer that `meta`, read from `path`, describes."""
-    taken = set(ranks.values())
-    for name, id in meta["special_tokens"].items():
-        if id in taken:
-            raise DataError(f"{path}: special_tokens: {name!r} has the id {id}, which is taken")
-        taken.add(id)
+    if "fingerprint" not in meta:  # written by hand
+        taken = set(ranks.values())
+        for name, id in meta["special_tokens"].items():
+            if id in taken:
+                raise DataError(f"{path}: special_tokens: {name!r} has the id {id}, which is taken")
+            taken.add(id)
     try:
         encoding = tiktoken.Encoding(
             name=meta["name"],
@@ -269,7 +270,7 @@ def _make(ranks: dict[bytes, int], meta: dict[str, Any], path: Path) -> Tokenize
             f"{path}: end_of_text is {tokenizer.end_of_text:,}, beyond the "
             f"{tokenizer.vocab_size:,} ids"
         )
-    if "fingerprint" not in meta:  # written by hand
+    if "fingerprint" not in meta:
         _check_pattern(tokenizer, path)
     return tokenizer
 
