@@ -13,7 +13,8 @@ from leviathan.checkpoint.manifest import CONFIG, STATE, verify_manifest
 from leviathan.config.load import parse_config
 from leviathan.config.schema import RunConfig
 from leviathan.console import say
-from leviathan.data.tokenizer import Tokenizer, load_tokenizer
+from leviathan.data.dataset import open_tokenizer
+from leviathan.data.tokenizer import Tokenizer
 from leviathan.errors import CheckpointError
 from leviathan.model.transformer import CausalLM
 from leviathan.parallel.mesh import Mesh
@@ -101,9 +102,7 @@ def read_tokenizer(directory: Path, run: RunConfig) -> Tokenizer:
         CheckpointError: its state.json is damaged.
         DataError: the tokenizer is damaged.
     """
-    tokenizer = load_tokenizer(directory)
-    if run.data.format is not None and run.data.format.end_of_text is not None:
-        tokenizer.end_of_text = run.data.format.end_of_text
+    tokenizer = open_tokenizer(run.data, directory)
     state = read_state(directory) if (directory / STATE).is_file() else {}
     if isinstance(prefix := state.get(PREFIX_TOKEN_KEY), int):
         tokenizer.prefix_token = prefix

@@ -23,7 +23,6 @@ ARCHITECTURE = "LlamaForCausalLM"
 # What a Llama configuration may state that this model has no counterpart for, and the values that
 # leave the model as it is; the first of them where the key is missing.
 _ONLY: dict[str, tuple[Any, ...]] = {
-    "model_type": ("llama",),
     "hidden_act": ("silu",),
     "rope_scaling": (None,),
     "attention_bias": (False, None),
@@ -64,6 +63,7 @@ _NEUTRAL_KEYS = {
     "pad_token_id",
     "dtype",
     "initializer_range",
+    "model_type",  # checked apart
     "output_attentions",
     "output_hidden_states",
     "return_dict",
@@ -88,13 +88,14 @@ def read_llama_config(folder: Path) -> ModelConfig:
     file = folder / CONFIG
     said = read_json(file)
     rope = said.get("rope_parameters") or {}  # where transformers 5 puts it
-    problems = [
+    problems = []
+    if said.get("model_type") != "llama":
+        problems.append(f"model_type is {said.get('model_type')!r}, only llama can be read")
+    problems += [
         f"{key} is {said[key]!r:.80}, native models know only {allowed[0]!r}"
         for key, allowed in _ONLY.items()
         if said.get(key, allowed[0]) not in allowed
     ]
-    if "model_type" not in said:
-        problems.append("model_type is missing; only llama can be read")
     if said.get("architectures") not in (None, [ARCHITECTURE]):
         problems.append(f"architectures is {said['architectures']!r}, expected {[ARCHITECTURE]}")
     if rope.get("rope_type", "default") != "default" or rope.keys() - _ROPE_KEYS:

@@ -28,8 +28,8 @@ UNUSED = "<|unused_{}|>"  # what an export calls an id that its tokenizer leaves
 
 _TIKTOKEN_PATTERNS = {theirs: ours for ours, theirs in TOKENIZERS_PATTERNS.items()}
 _EXPECTED = (
-    "only byte-level BPE with pre_tokenizer Sequence[Split(Regex, Isolated), ByteLevel] and no "
-    "normalizer can be read, as Llama 3's and this project's exports"
+    "expected pre_tokenizer Sequence[Split(Regex, Isolated), ByteLevel] and no normalizer, as in "
+    "Llama 3 and in this project's exports"
 )
 
 # Field → the values with which this project gives the same ids. A field that is missing has the
@@ -153,8 +153,8 @@ def read_llama_tokenizer(folder: Path) -> Tokenizer:
         raise CheckpointError(f"{file}: damaged: {type(error).__name__}: {error}") from None
     if problems:
         raise CheckpointError(
-            f"{folder}: the tokenizer cannot be read without changing ids; {_EXPECTED}. Found: "
-            + "; ".join(problems)
+            f"{folder}: the tokenizer is not a byte-level BPE that can be read with the same ids: "
+            f"{'; '.join(problems)} ({_EXPECTED})"
         )
     tokenizer = _make_tokenizer(source)
     original = load_original(folder)

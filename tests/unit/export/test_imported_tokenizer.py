@@ -19,6 +19,7 @@ from llama_folders import (
 from leviathan.checkpoint.load import whole_checkpoint
 from leviathan.checkpoint.manifest import read_manifest
 from leviathan.data.fixed_texts import FIXED_TEXTS
+from leviathan.data.tokenizer import load_tokenizer
 from leviathan.errors import CheckpointError, ConfigError, DataError
 from leviathan.evaluate.scoring import open_checkpoint
 from leviathan.export.from_llama import import_llama
@@ -97,6 +98,13 @@ def test_the_kept_files_are_in_the_manifest(run_dir: Path) -> None:
     listed = read_manifest(whole_checkpoint(run_dir))
     kept = {name for name in listed if name.startswith("imported_tokenizer/")}
     assert {"imported_tokenizer/tokenizer.json", "imported_tokenizer/tokenizer_config.json"} <= kept
+
+
+def test_data_prepared_with_it_begins_with_its_end(run_dir: Path, tmp_path: Path) -> None:
+    """Bos belongs to the imported model's training; on our own rows documents follow an end."""
+    load_tokenizer(whole_checkpoint(run_dir)).save(tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.prefix_token == tokenizer.end_of_text == 501
 
 
 def test_a_prefix_cannot_be_added_to_it(run_dir: Path, tmp_path: Path) -> None:
