@@ -35,7 +35,7 @@ def params(
     groups: Annotated[
         bool,
         typer.Option(
-            "--groups", help="Shows the optimizer's parameter groups: rate, decay and clipping."
+            "--groups", help="Show the parameter groups: learning rate, weight decay and clipping."
         ),
     ] = False,
     as_json: AsJson = False,

@@ -68,10 +68,10 @@ def open_dataset(data: DataConfig | Path, seq_len: int | None = None) -> Dataset
 
 
 def open_tokenizer(data: DataConfig) -> Tokenizer:
-    """The tokenizer of a run's dataset, with the end-of-text id that the dataset has.
+    """The tokenizer of a run's dataset, with the end-of-text id of the dataset.
 
     Raises:
-        DataError: missing or corrupt.
+        DataError: the tokenizer is missing or corrupt.
     """
     if data.format is None:
         return load_tokenizer(data.path)

@@ -70,7 +70,7 @@ def generate(
         model: with any input embedding.
         prompts: token ids, one or more each; of one too long the newest `seq_len` are read.
         new_tokens: maximum new tokens per row. A row that fills the context continues from its
-            newest half; `fit_prompt` in `leviathan.evaluate` keeps rows from getting there.
+            newest half; callers that use `leviathan.evaluate.truncation.fit_prompt` avoid this.
         end: the id that ends a row; it is not handed on.
         on_token: called with (row, id); False ends the row.
         sampling: greedy if left out.
@@ -144,7 +144,7 @@ class Decoding:
         for row, token in zip(self.ids, tokens.tolist(), strict=True):
             row.append(token)
         if self.length == self.config.seq_len:
-            # A row that is itself shorter than the batch's columns loses nothing.
+            # A row that is shorter than the context is not truncated.
             half = max(1, self.config.seq_len // 2)
             self._start(
                 [row if len(row) <= self.config.seq_len else row[-half:] for row in self.ids]

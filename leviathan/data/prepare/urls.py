@@ -26,10 +26,10 @@ def is_url(pattern: str) -> bool:
 
 @dataclass(frozen=True)
 class UrlSource(ByteSource):
-    """A file behind a URL, and what was known of it when it was found.
+    """A file at a URL, with its size and version when it was listed.
 
     Attributes:
-        location: the same for all spellings of the URL; a path, if it `is_local`.
+        location: equal for all spellings of the URL; a path if `is_local`.
     """
 
     url: str
@@ -115,7 +115,7 @@ def find_urls(pattern: str) -> list[ByteSource]:
 
 
 def _find_local(fs: Any, path: str, pattern: str) -> list[ByteSource]:
-    """Files of this machine, found as those without a URL are."""
+    """Files of this machine (`file://`), listed in the same way as paths."""
     if Path(path).is_file():
         return [_source(fs, path, pattern)]
     if (listing := list_local(Path(path))) is None:
