@@ -6,15 +6,14 @@ are the same, but the model computes another function.
 
 from pathlib import Path
 
-import torch
-
 from leviathan.checkpoint.boxes import check_tensors
 from leviathan.checkpoint.load import WEIGHTS, read_run_config, read_tokenizer
+from leviathan.config.identity import flatten
 from leviathan.config.schema import ModelConfig, RunConfig
 from leviathan.console import say
 from leviathan.data.dataset import open_tokenizer
 from leviathan.errors import ConfigError
-from leviathan.model.transformer import CausalLM
+from leviathan.model.transformer import meta_model
 
 # Keys of `model` that do not change what weights compute: initial values, lengths and layouts.
 _INDEPENDENT = frozenset(
@@ -47,8 +46,7 @@ def check_init_from(config: RunConfig, source: Path) -> list[str]:
             + "\n  ".join(refused)
             + "\nSet these keys as in the checkpoint, or remove init_from."
         )
-    with torch.device("meta"):
-        model = CausalLM(config.model)
+    model = meta_model(config.model)
     weights = {WEIGHTS + name: tuple(p.shape) for name, p in model.named_parameters()}
     check_tensors(source, weights, WEIGHTS)
     theirs, ours = read_tokenizer(source, former), open_tokenizer(config.data)
@@ -80,7 +78,7 @@ def warn_of(source: Path, differences: list[str]) -> None:
 
 def _differences(model: ModelConfig, former: ModelConfig) -> tuple[list[str], list[str]]:
     """Keys that differ, with both values: those to refuse and those to warn about."""
-    here, there = _values(model), _values(former)
+    here, there = flatten(model.model_dump(mode="json")), flatten(former.model_dump(mode="json"))
     if here["embedding.kind"] != there["embedding.kind"]:
         kinds = (there["embedding.kind"], here["embedding.kind"])
         return [f"model.embedding.kind: {kinds[0]} in the checkpoint, {kinds[1]} here"], []
@@ -94,10 +92,3 @@ def _differences(model: ModelConfig, former: ModelConfig) -> tuple[list[str], li
             line = f"model.{key}: {there[key]} in the checkpoint, {value} here"
             (adjusted if key in _ADJUSTABLE else refused).append(line)
     return refused, adjusted
-
-
-def _values(model: ModelConfig) -> dict[str, object]:
-    values: dict[str, object] = model.model_dump(mode="json")
-    embedding = values.pop("embedding")
-    assert isinstance(embedding, dict)
-    return values | {f"embedding.{key}": value for key, value in embedding.items()}

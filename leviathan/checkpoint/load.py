@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from leviathan.checkpoint.boxes import Slice, check_tensors, load_slices, stored_shapes
@@ -15,7 +14,7 @@ from leviathan.config.schema import RunConfig
 from leviathan.console import say
 from leviathan.data.tokenizer import Tokenizer, load_tokenizer
 from leviathan.errors import CheckpointError
-from leviathan.model.transformer import CausalLM
+from leviathan.model.transformer import CausalLM, meta_model
 from leviathan.parallel.mesh import Mesh
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -66,8 +65,7 @@ def verify_checkpoint(directory: Path, share: int = 0, shares: int = 1) -> int:
     """
     files = verify_manifest(directory, share, shares)
     read_state(directory)
-    with torch.device("meta"):
-        model = CausalLM(read_run_config(directory).model)
+    model = meta_model(read_run_config(directory).model)
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     # An imported model has weights but no optimizer state.
     trained = any(not name.startswith(WEIGHTS) for name in stored_shapes(directory))

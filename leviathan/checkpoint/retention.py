@@ -8,13 +8,11 @@ space.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from leviathan.checkpoint.layout import complete_checkpoints, step_of, superseded
 from leviathan.config.schema import CheckpointConfig, RunConfig
 from leviathan.data.dataset import tokenizer_bytes
 from leviathan.model.accounting import account
-from leviathan.model.transformer import CausalLM
+from leviathan.model.transformer import meta_model
 
 STATES = 3  # tensors per parameter: the fp32 weight and AdamW's two moments
 BYTES = 4  # per fp32 value
@@ -85,8 +83,7 @@ def _simulate(
 
 def checkpoint_bytes(config: RunConfig, world_size: int = 1) -> int:
     """Bytes of one checkpoint: tensors, DCP's overhead per chunk, tokenizer and small files."""
-    with torch.device("meta"):
-        tensors = sum(1 for _ in CausalLM(config.model).parameters())
+    tensors = sum(1 for _ in meta_model(config.model).parameters())
     engine = config.engine
     if engine.kind == "fsdp2":  # every rank of a replica holds a part of every tensor
         pieces = tensors * max(1, world_size // engine.replicas)

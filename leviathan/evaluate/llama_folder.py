@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -14,7 +13,7 @@ from leviathan.console import say
 from leviathan.data.tokenizer import Tokenizer
 from leviathan.errors import CheckpointError
 from leviathan.evaluate.llama_tokenizer import read_json
-from leviathan.model.transformer import CausalLM
+from leviathan.model.transformer import CausalLM, meta_model
 
 CONFIG, GENERATION, INDEX = "config.json", "generation_config.json", "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
@@ -162,8 +161,7 @@ def read_llama_model(folder: Path, config: ModelConfig) -> CausalLM:
     Raises:
         CheckpointError: files or tensors are missing, damaged or of other shapes.
     """
-    with torch.device("meta"):
-        model = CausalLM(config)
+    model = meta_model(config)
     found = {name: value.float() for name, value in _read_weights(folder).items()}
     if config.embedding.kind == "tied":
         found.pop("lm_head.weight", None)  # some writers store it twice

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from leviathan.config.embedding import UntiedConfig
 from leviathan.model.embedding.table import UntiedEmbedding
-from leviathan.model.transformer import Attention, Block, CausalLM, rotary, rotate
+from leviathan.model.transformer import Attention, Block, CausalLM, meta_model, rotary, rotate
 
 OnToken = Callable[[int, int], bool]  # (row, new id) → whether the row goes on
 
@@ -42,8 +42,7 @@ def materialised(model: CausalLM) -> CausalLM:
     if isinstance(model.model.embed_tokens, UntiedEmbedding):
         return model
     config = model.config.model_copy(update={"embedding": UntiedConfig()})
-    with torch.device("meta"):
-        twin = CausalLM(config)
+    twin = meta_model(config)
     state = {
         name: value
         for name, value in model.state_dict().items()

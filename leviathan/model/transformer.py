@@ -211,3 +211,9 @@ class CausalLM(nn.Module):
             assert weight is not None
             self.lm_head.weight = weight
         return self
+
+
+def meta_model(config: ModelConfig) -> CausalLM:
+    """A model on the meta device: parameter names and shapes without values."""
+    with torch.device("meta"):
+        return CausalLM(config)
