@@ -28,7 +28,7 @@ from leviathan.evaluate.llama_folder import (
     read_llama_model,
 )
 from leviathan.evaluate.llama_tokenizer import read_llama_tokenizer
-from leviathan.export.hf_llama import quiet_transformers
+from leviathan.export.hf_llama import AS_TEXT, quiet_transformers
 from leviathan.export.imported import keep_tokenizer
 
 STEP = 0  # nothing was trained here
@@ -121,8 +121,7 @@ def _compare_with_transformers(folder: Path, tokenizer: Tokenizer) -> int:
         ) from None
 
     def encode(texts: list[str]) -> list[list[int]]:
-        options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
-        return fast(texts, **options).input_ids
+        return fast(texts, **AS_TEXT).input_ids
 
     try:
         return compare_ids(tokenizer, encode, "transformers")

@@ -32,6 +32,8 @@ FP32_TOLERANCE = 1e-4
 ROUNDED_TOLERANCE = {"bf16": 0.05, "fp16": 0.01}
 SAMPLE = (2, 64)  # rows and tokens of the batch that is compared
 LINE_TOKENS = 48
+# Options of transformers' tokenizers for the ids of an ordinary text.
+AS_TEXT = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
 # What a tokenizer can get wrong: cases, contractions, digits, blanks, other scripts, specials.
 SAMPLE_TEXT = (
     "def f(x):\n    return x**2  # It's 1,234.5 of them, WE'LL see\r\n\n\t“Größe” — naïve façade, "
@@ -370,8 +372,7 @@ def compare(
     """
     hf = quiet_transformers()
     fast = hf.AutoTokenizer.from_pretrained(folder)
-    options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
-    ids = fast(SAMPLE_TEXT, **options).input_ids
+    ids = fast(SAMPLE_TEXT, **AS_TEXT).input_ids
     expected = tokenizer.encode(SAMPLE_TEXT)
     text = fast.decode(ids, clean_up_tokenization_spaces=False)
     if ids != expected or text != SAMPLE_TEXT or len(fast) > config.vocab_size:

@@ -6,11 +6,14 @@ are collected for the caller to report.
 
 import glob
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from leviathan.console import say
 from leviathan.errors import DataError
+
+_NAMED = 5  # maximum number of files named in one message
 
 
 @dataclass
@@ -31,6 +34,11 @@ class Listing:
         if path.is_symlink():
             reason = f"a broken link to {printable(str(path.readlink()))}"
         self.left_out.append(f"{printable(str(path))} ({reason})")
+
+    def warn(self, pattern: str) -> None:
+        """Prints a warning about the entries that were left out, if any."""
+        if self.left_out:
+            say(f"warning: {pattern}: left out {first_names(self.left_out)}", style="yellow")
 
 
 def list_local(path: Path) -> Listing | None:
@@ -141,6 +149,12 @@ class FileIdentity:
         if path.parent not in self._folders:
             self._folders[path.parent] = path.parent.resolve()
         return str(self._folders[path.parent] / path.name)
+
+
+def first_names(names: Sequence[str]) -> str:
+    """The first few names, and the number of others."""
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
 
 
 def printable(name: str) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from leviathan.config.schema import HubConfig, PrepConfig, SourceConfig, ValidationConfig
 from leviathan.console import say
-from leviathan.data.prepare.local_files import FileIdentity, list_local, printable
+from leviathan.data.prepare.local_files import FileIdentity, first_names, list_local, printable
 from leviathan.data.prepare.source import (
     ByteSource,
     FileSource,
@@ -14,8 +14,6 @@ from leviathan.data.prepare.source import (
     keep_corpus_files,
 )
 from leviathan.errors import DataError
-
-_NAMED = 5  # maximum number of files named in one message
 
 
 def find_splits(config: PrepConfig) -> list[tuple[Source, Split]]:
@@ -37,7 +35,7 @@ def find_splits(config: PrepConfig) -> list[tuple[Source, Split]]:
             both.append(f"{source.name} (as {held_out[identity].name})")
     if both:
         verb = "is" if len(both) == 1 else "are"
-        say(f"{_some(both)} {verb} held out for validation and not used for training")
+        say(f"{first_names(both)} {verb} held out for validation and not used for training")
     if not training:
         raise DataError("every file of source.paths is held out: nothing is left to train on")
     splits: list[tuple[Source, Split]] = [(source, kind) for source in _grouped(training)]
@@ -100,7 +98,7 @@ def _find_files(patterns: Sequence[str]) -> dict[str, ByteSource]:
                 found[identity] = source
     if repeated:
         verb = "is" if len(repeated) == 1 else "are"
-        say(f"warning: {_some(repeated)} {verb} listed twice and read once", style="yellow")
+        say(f"warning: {first_names(repeated)} {verb} listed twice and read once", style="yellow")
     return found
 
 
@@ -131,19 +129,12 @@ def _check_names(sources: Iterable[ByteSource]) -> None:
             ) from None
 
 
-def _some(names: Sequence[str]) -> str:
-    """The first few names, and the number of others."""
-    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
-
-
 def _find_local(pattern: str) -> list[ByteSource]:
     path = Path(pattern).expanduser()
     if path.is_file():
         return [FileSource(path)]
     if (listing := list_local(path)) is not None:
-        if listing.left_out:
-            say(f"warning: {pattern}: left out {_some(listing.left_out)}", style="yellow")
+        listing.warn(pattern)
         return keep_corpus_files(map(FileSource, listing.files), pattern)
     if path.exists():
         raise DataError(f"{pattern} is not a regular file: give files, folders or globs")

@@ -7,7 +7,6 @@ from typing import IO, Any
 
 from typing_extensions import override
 
-from leviathan.console import say
 from leviathan.credentials import without_credentials
 from leviathan.data.filesystem import file_system, readable_error
 from leviathan.data.prepare.local_files import list_local
@@ -120,8 +119,7 @@ def _find_local(fs: Any, path: str, pattern: str) -> list[ByteSource]:
         return [_source(fs, path, pattern)]
     if (listing := list_local(Path(path))) is None:
         raise DataError(f"no such file or folder: {pattern}")
-    if listing.left_out:
-        say(f"warning: {pattern}: left out {', '.join(listing.left_out)}", style="yellow")
+    listing.warn(pattern)
     return keep_corpus_files(_sources(fs, map(str, listing.files)), pattern)
 
 
