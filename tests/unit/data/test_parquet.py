@@ -12,8 +12,8 @@ import pytest
 
 from leviathan.config.schema import PrepConfig
 from leviathan.data.prepare import prepare
+from leviathan.data.prepare.parquet import needed_columns
 from leviathan.data.prepare.reader import BadLine, Document, Reading, read
-from leviathan.data.prepare.rows import needed_columns
 from leviathan.data.prepare.source import FileSource
 from leviathan.data.tokenizer import train_bpe
 from leviathan.errors import DataError
