@@ -32,8 +32,8 @@ def generate_texts(
     Args:
         checkpoint: whatever `resolve_checkpoint` takes, or a Hugging Face Llama folder.
         prompts: texts; an empty one begins a document.
-        max_new_tokens: maximum new tokens per prompt; capped, with a warning, to what the model's
-            context leaves after the prompt.
+        max_new_tokens: maximum new tokens per prompt; limited, with a warning, to the context that
+            remains after the prompt.
         sampling: greedy if left out; a prompt's draws depend on the seed and its number alone.
         stops: texts at which a continuation ends; they are not part of it.
         batch_size: prompts at once.
@@ -41,8 +41,8 @@ def generate_texts(
 
     Returns:
         `completions`, one per prompt: `prompt`, `text`, `tokens`, `finish` (`end`, `stop`,
-        `length`), `max_new_tokens` as capped, and `truncated_prompt_tokens`, the number of tokens
-        cut off the beginning of a prompt that fills the context alone; `truncation`, their totals.
+        `length`), `max_new_tokens` after limiting, and `truncated_prompt_tokens`, the number of
+        tokens removed from the beginning of a prompt that fills the context; `truncation`: totals.
 
     Raises:
         CheckpointError: no whole checkpoint there.

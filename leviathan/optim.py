@@ -50,13 +50,13 @@ class ParamGroup:
     """Parameters with the same resolved settings.
 
     Attributes:
-        selector: the group of `optim.groups` that they are in; "default" without one.
-        roles: name of each parameter → its role.
-        lr_scale: factor of the learning rate.
+        selector: selector of the group in `optim.groups`; "default" if no group matches.
+        roles: parameter name → role.
+        lr_scale: multiplier of the learning rate.
         weight_decay: AdamW's decoupled weight decay.
         betas: AdamW's β₁ and β₂.
-        clip: maximum norm of the gradients of this `selector`; None: clipped with all others that
-            have none, under `optim.grad_clip`.
+        clip: maximum gradient norm of all groups with this `selector`; None: clipped together with
+            all other parameters without `clip`, under `optim.grad_clip`.
     """
 
     selector: str
@@ -68,7 +68,7 @@ class ParamGroup:
 
 
 def param_roles(model: nn.Module) -> dict[str, Role]:
-    """Name → role of every parameter, as the modules declare them; a shared one under one name."""
+    """Name → role of every parameter, from the modules' `param_roles`; shared parameters once."""
     roles: dict[str, Role] = {}
     for prefix, module in model.named_modules():
         for local, role in getattr(module, "param_roles", dict)().items():
@@ -83,8 +83,8 @@ def resolve_groups(model: nn.Module, optim: OptimConfig) -> list[ParamGroup]:
     """The parameter groups of a model: one for each selector and weight decay.
 
     Raises:
-        ConfigError: a name pattern of `optim.groups` matches no parameter, or only parameters that
-            an earlier group has.
+        ConfigError: a name pattern of `optim.groups` matches no parameter, or only parameters of
+            earlier groups.
     """
     chosen: dict[str, int] = {}
     roles = param_roles(model)
@@ -93,10 +93,10 @@ def resolve_groups(model: nn.Module, optim: OptimConfig) -> list[ParamGroup]:
         free = [name for name in matching if name not in chosen]
         chosen |= dict.fromkeys(free, number)
         if not free and (group.name is not None or matching):
-            reason = "an earlier group has all that it matches" if matching else "matches nothing"
+            reason = "earlier groups match all its parameters" if matching else "matches nothing"
             raise ConfigError(
-                f"optim.groups.{number} ({group.selector}): {reason}. The parameters are named as "
-                f"in {', '.join(list(roles)[:3])}, …"
+                f"optim.groups.{number} ({group.selector}): {reason}. Examples of parameter names: "
+                f"{', '.join(list(roles)[:3])}, …"
             )
     groups: dict[tuple[int | None, float], ParamGroup] = {}
     for name, role in roles.items():
@@ -111,7 +111,7 @@ def _matches(group: ParamGroupConfig, name: str, role: Role) -> bool:
 
 
 def _resolved(group: ParamGroupConfig | None, role: Role, optim: OptimConfig) -> ParamGroup:
-    """A group's settings for parameters of one role, with the defaults filled in."""
+    """The settings of a group for parameters of one role, with defaults resolved."""
     decay = group.weight_decay if group is not None else None
     if decay is None:
         decay = 0.0 if role in NOT_DECAYED else optim.weight_decay
@@ -122,15 +122,15 @@ def _resolved(group: ParamGroupConfig | None, role: Role, optim: OptimConfig) ->
 
 
 def describe_groups(model: nn.Module, optim: OptimConfig) -> list[dict[str, Any]]:
-    """The resolved groups, a row for each role in each group.
+    """The resolved groups, one row per role in each group.
 
     Args:
-        model: may be on the meta device: values are not read.
-        optim: with `groups`.
+        model: may be on the meta device.
+        optim: section with `groups`.
 
     Returns:
         Rows with `selector, role, tensors, parameters, lr, lr_scale, weight_decay, betas, clip`;
-        `lr` is the peak. A role of `optim.groups` that no parameter has gets a row with 0 tensors.
+        `lr` is the peak. A role in `optim.groups` without parameters has a row with 0 tensors.
     """
     sizes = {name: p.numel() for name, p in model.named_parameters()}
     rows: list[dict[str, Any]] = []
@@ -168,8 +168,7 @@ class GuardedAdamW(torch.optim.AdamW):
     Attributes:
         veto: while it is set, `step` touches neither weights nor moments. So an engine can be run
             through a step whose gradients are not finite, and come out as it went in.
-        clip_index: name of a parameter → index of the gradient norm that it is clipped by; see
-            `clip`.
+        clip_index: parameter name → index of its gradient norm in the argument of `clip`.
     """
 
     veto: bool = False
@@ -186,7 +185,7 @@ class GuardedAdamW(torch.optim.AdamW):
             group["lr"] = lr * group["lr_scale"]
 
     def clip(self, norms: Sequence[float]) -> None:
-        """Scales down, in the next step, the gradients whose norm is too large.
+        """Scales gradients in the next step so that no norm exceeds its maximum.
 
         Args:
             norms: L2 norm of the gradients by `clip_index`, over all ranks.
@@ -199,7 +198,7 @@ class GuardedAdamW(torch.optim.AdamW):
         if self.veto:
             return None
         for group in self.param_groups:
-            # In the masters' fp32, whatever the engine.
+            # In fp32 with every engine.
             gradients = [p.grad for p in group["params"] if p.grad is not None]
             if group.get("grad_scale", 1.0) < 1 and gradients:
                 torch._foreach_mul_(gradients, group["grad_scale"])  # pyright: ignore[reportPrivateImportUsage]
@@ -207,7 +206,7 @@ class GuardedAdamW(torch.optim.AdamW):
 
 
 def build_optimizer(model: nn.Module, optim: OptimConfig) -> GuardedAdamW:
-    """The one optimizer of every engine; fused where there is a kernel: one pass, not eight.
+    """The optimizer of all engines; uses the fused kernel where available.
 
     Raises:
         ConfigError: as `resolve_groups`.

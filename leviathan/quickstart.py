@@ -277,9 +277,9 @@ class Quickstart:
 
 
 def logged(run_dir: Path, key: str) -> dict[int, float]:
-    """One column of metrics.jsonl by step; empty where there is no file yet.
+    """One column of metrics.jsonl by step; empty if the file does not exist yet.
 
-    The file may be written to at this moment: a torn line is passed over.
+    The trainer may be writing to the file: an incomplete line is skipped.
     """
     lines = read_lines(run_dir / METRICS)
     return {line["step"]: line[key] for line in lines if key in line}

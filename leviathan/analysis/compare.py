@@ -26,7 +26,7 @@ from leviathan.evaluate.strata import comparisons_of
 
 # Known to differ between runs that are meant to be compared, or to say nothing about the model.
 _NOT_A_DIFFERENCE = ("run_dir",)
-# May differ between runs of one arm, and changes speeds and the last digits of a loss, or more.
+# Keys that may differ between runs of one arm. They change speeds and rounding errors of the loss.
 _COMPUTED_DIFFERENTLY = ("engine", "parallel", "model.embedding.tp", "train.micro_batch_size")
 
 
@@ -61,7 +61,7 @@ def compare(paths: Sequence[Path], allow_unequal: bool = False) -> dict[str, Any
 
 
 def config_differences(entries: Sequence[Entry]) -> list[dict[str, Any]]:
-    """Configuration keys in which runs differ, as dotted paths, with one value a run."""
+    """Configuration keys in which runs differ, as dotted paths, with one value per run."""
     flat = [flatten(entry.run.config) for entry in entries]
     keys = sorted({key for config in flat for key in config} - set(_NOT_A_DIFFERENCE))
     rows = []
@@ -129,7 +129,7 @@ def _group(name: str, entries: Sequence[Entry], allow_unequal: bool) -> dict[str
 def _comparisons(
     arms: Sequence[dict[str, Any]], frequency: dict[str, Any] | None, tasks: Sequence[Any]
 ) -> dict[str, int]:
-    """How many differences with an interval or a multiple of σ a group's tables show, by table."""
+    """Number of differences in each table of a group that have an interval or a multiple of σ."""
     over_seeds = [(arm["relative"] or {}).get("seeds") for arm in arms[1:]]
     cells = [cell for task in tasks for cell in task["arms"]]
     return {

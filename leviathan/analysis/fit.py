@@ -44,7 +44,7 @@ def fit_table(
         baseline: the kind to express the others in; left out, `tied` or the first.
         floor: False fixes E = 0.
         out: folder for `fit.json`, `fit.svg` and `fit.png`.
-        replicates: refits behind every interval.
+        replicates: number of refits from which the intervals are computed.
 
     Returns:
         Every number, and under "says" what they mean in sentences.
@@ -186,7 +186,7 @@ def _fit_kind(
 ) -> dict[str, Any]:
     law = scaling.fit(points, form, floor)
     reason = scaling.no_fit_interval(points, law, floor)
-    # Rows that lie on the law exactly have enough spare ones; only their noise is not known.
+    # Rows that the law fits exactly may still be numerous enough; only their noise is unknown.
     enough = no_interval("row", len(points), free_parameters(form, floor)) is None
     draws = scaling.draw(points, law, floor, replicates, seed) if enough else None
     values = law.named()
@@ -215,9 +215,9 @@ def _effective(
 ) -> list[dict[str, Any]]:
     """For every row of another kind: the baseline's N (or D) that reaches its loss.
 
-    The row's own loss is as noisy as those that were fitted, so the interval draws both: the
-    baseline's law and, around the printed loss, the row. Its noise is the larger of the baseline's
-    scatter and its own kind's, where that has spare rows to show it.
+    The row's loss is as noisy as the fitted losses. The interval therefore samples both the
+    baseline's law and the row's loss. The noise of the row is the larger of the baseline's scatter
+    and, where its kind has enough rows to estimate it, the scatter of its own kind.
     """
     found = []
     fitted = fits[base]
@@ -235,7 +235,7 @@ def _effective(
 def _judged_losses(
     row: Row, base: scaling.Draws | None, own: scaling.Draws | None, seed: int
 ) -> np.ndarray | None:
-    """What the row's loss may be, one value a replicate of the baseline's law."""
+    """Samples of the row's loss, one per replicate of the baseline's law."""
     if base is None:
         return None
     random = np.random.default_rng(10_000 + seed)
@@ -271,9 +271,9 @@ def _needs(
 
 
 def _exponents(fits: dict[str, Any], base: str) -> list[dict[str, Any]]:
-    """Each kind's exponents less the baseline's, with intervals from independent replicates.
+    """Each kind's exponents minus the baseline's, with intervals from independent replicates.
 
-    `differs` is None where one of the two has no interval: then nothing says whether they differ.
+    `differs` is None where there is no interval: whether the exponents differ is then unknown.
     """
     found = []
     for kind, fitted in fits.items():
@@ -295,9 +295,10 @@ def _exponents(fits: dict[str, Any], base: str) -> list[dict[str, Any]]:
 
 
 def _no_difference(pair: dict[str, dict[str, Any]]) -> str | None:
-    """Why the exponents of two kinds cannot be held against each other; None where they can.
+    """Why the exponents of two kinds cannot be compared; None if they can.
 
-    One of them may lie on its law exactly: the other's scatter is that of the difference then.
+    One of the two laws may fit its rows exactly. The scatter of the difference is then that of the
+    other kind.
     """
     reasons = {kind: fitted["figures"]["no_interval"] for kind, fitted in pair.items()}
     if all(fitted["draws"] for fitted in pair.values()) and None in reasons.values():
@@ -306,7 +307,7 @@ def _no_difference(pair: dict[str, dict[str, Any]]) -> str | None:
 
 
 def _comparisons(result: dict[str, Any]) -> int:
-    """How many differences with an interval the result judges."""
+    """Number of differences in the result that have an interval."""
     judged = [row[axis] for row in result["effective"] for axis in _AXES if axis in row]
     return sum(row["no_interval"] is None for row in (*judged, *result["exponents"]))
 
@@ -315,10 +316,10 @@ def _says(
     result: dict[str, Any], points: Points, asked: Form | Literal["auto"], floor: bool
 ) -> list[str]:
     """What the numbers suffice for, in sentences."""
-    said = []
+    sentences = []
     line = scaling.line_of(points)
     if line is not None:
-        said.append(
+        sentences.append(
             f"Parameters and tokens rise together in this table (D ~ N^{line:.2f}), so α and β "
             "cannot be told apart: the exponent is that of this path, and the effective capacity "
             "compares models along it, tokens growing with size."
@@ -326,29 +327,29 @@ def _says(
         )
     for kind, figures in result["fits"].items():
         if figures["spare"] == 0:
-            said.append(
+            sentences.append(
                 f"{kind}: {figures['rows']} rows for as many free numbers. The curve goes through "
-                "every row, so nothing tests the formula."
+                "every row, so the rows do not test the formula."
             )
         if floor and not figures["floor_seen"]:
-            said.append(f"{kind}: the rows show no floor (E = 0): they do not bend yet.")
+            sentences.append(f"{kind}: the rows show no floor (E = 0): they do not bend yet.")
     for row in result["exponents"]:
         lead = (
             f"{_GREEK[row['exponent']]} of {row['kind']} less {result['baseline']}'s: "
             f"{row['difference']:+.3f}"
         )
         if row["differs"] is None:
-            said.append(f"{lead}: no interval and no verdict ({row['no_interval']}).")
+            sentences.append(f"{lead}: no interval and no verdict ({row['no_interval']}).")
             continue
         low, high = row["interval"]
-        verdict = "the exponents differ" if row["differs"] else "they are not told apart"
-        said.append(f"{lead} ({low:+.3f} to {high:+.3f}): {verdict}.")
+        verdict = "the exponents differ" if row["differs"] else "no significant difference"
+        sentences.append(f"{lead} ({low:+.3f} to {high:+.3f}): {verdict}.")
     for finding in result["contradictions"]:
-        said.append(
+        sentences.append(
             f"Line {finding['line']} ({finding['kind']}, {finding['parameters']:,.0f} parameters) "
             f"contradicts itself: {finding['finding']}."
         )
-    return said
+    return sentences
 
 
 def _write(

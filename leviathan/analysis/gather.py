@@ -115,9 +115,9 @@ def _run_folder(folder: Path, record: dict[str, Any]) -> Path:
 
 
 def _by_configuration(runs: Sequence[Run]) -> list[Entry]:
-    """Arms by equal configurations but for the seed and what changes no result.
+    """Groups runs into arms: the same configuration except for keys that do not define an arm.
 
-    `leviathan.config.identity` says which keys these are. The first run's arm is the baseline.
+    `leviathan.config.identity` lists these keys. The first run's arm is the baseline.
     """
     arms: list[str] = []
     for run in runs:

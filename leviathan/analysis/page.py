@@ -142,7 +142,7 @@ def _overview(groups: Sequence[dict[str, Any]], pictures: Pictures) -> str:
     counted = sum(group["comparisons"]["seeds"] for group in groups)
     notes = caption(
         "Loss in nats per token. Gain: improvement of the loss, as the papers state it. Fewer "
-        "tokens: how many times sooner the arm is at the baseline's final loss. "
+        "tokens: how many times fewer tokens the arm needs to reach the baseline's final loss. "
         + comparisons_note(counted),
         "note",
     )
@@ -276,7 +276,7 @@ def _guide(report: dict[str, Any]) -> str:
         "were held out; it says nothing about another seed, another learning rate or a longer run. "
         "An <b>interval over seeds</b> covers the luck of weights and data order.",
         f"There is <b>no interval</b> below {MIN_SPARE + 1} seeds or {MIN_SAMPLED} documents or "
-        "samples, nor where all of them agree exactly: it would be narrower than the truth allows.",
+        "samples, or where all observations are identical: it would be too narrow.",
         "<b>Tokens to the baseline's final loss</b> are interpolated on the validation curve "
         "(on the smoothed training curve where that has fewer than three points).",
         "<b>Downstream</b> figures are the metric ± its standard error over samples; two models "

@@ -27,8 +27,8 @@ def by_frequency(group: dict[str, Any], drawn: Picture | None) -> str:
     text = "Validation targets, sorted into buckets by how often the token occurs in training."
     if strata["pairs"]:
         text += (
-            " Below: paired difference with its 95 % interval over documents, where there are ten "
-            "or more. The interval does not cover the luck of the seed. "
+            " Below: paired difference with its 95 % interval over documents, for ten documents or "
+            "more. The interval does not include the variation between seeds. "
         )
         text += comparisons_note(group["comparisons"]["frequency"])
     tables = [_strata_table(strata, scale) for scale in _SCALE_TITLES]
@@ -92,9 +92,9 @@ def downstream(group: dict[str, Any]) -> str:
     heads = ["task", "samples", *(arm["label"] for arm in one_row_arms(group))]
     text = (
         "± standard error over samples. Small figures: difference to the baseline, and in units of "
-        "both standard errors together (σ); below about 2 σ a task does not tell the models apart. "
+        "the combined standard error (σ); below about 2 σ the difference is not significant. "
     )
-    text += comparisons_note(group["comparisons"]["tasks"], "lie beyond 2 σ")
+    text += comparisons_note(group["comparisons"]["tasks"], "exceed 2 σ")
     return table(heads, body) + caption(text, "note")
 
 
@@ -137,15 +137,15 @@ def swept(group: dict[str, Any], drawn: Picture | None) -> tuple[str, str]:
     ends = [arm["label"] for arm in found["arms"] if arm["at_the_end"]]
     text = (
         "Validation loss, nats per token. Small: training loss, mean of the last tenth of the "
-        "steps; bold is the value with the least of it. The validation split judges the arms, so "
-        "it does not choose their values."
+        "steps. Bold: the value with the lowest training loss. The validation split compares the "
+        "arms, so it is not used to choose their values."
     )
     if ends:
         text += (
-            f" The chosen value of {escape(', '.join(ends))} lies at an end of what was tried: a "
-            "value beyond it may be better still."
+            f" The chosen value of {escape(', '.join(ends))} is at an end of the tested range: a "
+            "value outside the range may be better."
         )
-    text += " Everything below compares each arm at its chosen values."
+    text += " All results below compare each arm at its chosen values."
     heads = ["", *(arm["label"] for arm in found["arms"])]
     drawing = figure(drawn, "Loss over the swept value", text)
     return f"Sweep of {', '.join(found['keys'])}", drawing + table(heads, body, coloured=True)

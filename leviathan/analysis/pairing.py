@@ -75,10 +75,11 @@ def differing(run: Run, base: Run) -> tuple[str, ...]:
 
 
 def with_common_losses(entries: Sequence[Entry]) -> tuple[list[Entry], str]:
-    """The runs with validation losses that can be compared, and what was done for it.
+    """The runs with comparable validation losses, and a note if losses were replaced.
 
-    `leviathan perplexity` may have scored some of the runs only, or at another step, while the
-    training loop scored the same split of all of them at the same step. Then its losses count.
+    `leviathan perplexity` may have scored only some of the runs, or runs at different steps, while
+    the training loop scored the same split of all runs at the same step. In that case the losses of
+    the training loop are compared.
     """
     last = max((entry.run.loop_step or 0 for entry in entries), default=0)
     scored = [entry for entry in entries if last and entry.run.loop_step == last]
@@ -93,10 +94,10 @@ def with_common_losses(entries: Sequence[Entry]) -> tuple[list[Entry], str]:
         for entry in entries
     ]
     only = not all(evaluated)
-    why = "has not scored all of these runs" if only else "has not scored these runs at one step"
+    why = "has not scored all runs" if only else "has scored the runs at different steps"
     return changed, (
-        f"`leviathan perplexity` {why}, so the validation losses of the training loop at step "
-        f"{last:,} are compared, which they all have."
+        f"`leviathan perplexity` {why}, so the report compares the validation losses of the "
+        f"training loop at step {last:,}, which exist for all runs."
     )
 
 

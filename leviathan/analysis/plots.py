@@ -75,7 +75,7 @@ def frequency(strata: dict[str, Any], scale: str = "absolute", name: str | None 
 
 
 def sweep(swept: dict[str, Any], name: str = "sweep") -> Picture:
-    """Final validation loss over the first swept key, a line an arm, the chosen value ringed.
+    """Final validation loss over the first swept key: one line per arm, a ring at the chosen value.
 
     Args:
         swept: the `sweep` part of a group.
@@ -112,7 +112,7 @@ def sweep(swept: dict[str, Any], name: str = "sweep") -> Picture:
         axes.minorticks_off()
         axes.set_xlabel(key)
         axes.set_ylabel("validation loss, nats per token")
-        note(axes, 0.01, 0.97, "ring: least training loss of its arm", va="top")
+        note(axes, 0.01, 0.97, "ring: lowest training loss of the arm", va="top")
         label_ends(axes, ends)
         return figure
 

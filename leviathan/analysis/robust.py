@@ -1,19 +1,19 @@
-"""Huber regression of log L = log(E + Σ s·x^-p) on many sets of losses at once.
+"""Batched Huber regression of log L = log(E + Σ s·x^-p) on many sets of losses.
 
-A set is a start, or a replicate of a bootstrap: hundreds are fitted together, as arrays.
+A set is a starting point or a bootstrap replicate. Hundreds of sets are fitted together, as arrays.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 
-HUBER_DELTA = 1e-3  # of log L: larger residuals count by their size, not their square
-NO_FLOOR = 1e-4  # nats; a floor this low is none
+HUBER_DELTA = 1e-3  # of log L; the cost of larger residuals is linear
+NO_FLOOR = 1e-4  # nats; a lower floor counts as 0
 EXPONENT_BOUNDS = (0.01, 4.0)
 SCALE_BOUNDS = (-20.0, 20.0)  # of log s
 ITERATIONS = 80
-_DAMPING = (1e-9, 1e3)  # of the curvature
-_RIDGE = 1e-12  # so that a direction without curvature is left alone
+_DAMPING = (1e-9, 1e3)  # minimum and maximum, relative to the curvature
+_RIDGE = 1e-12  # keeps the system solvable in directions without curvature
 
 
 def minimize(
@@ -23,17 +23,18 @@ def minimize(
     floor: bool,
     iterations: int = ITERATIONS,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Levenberg and Marquardt's method with Huber's weights, on every set by itself.
+    """Levenberg–Marquardt method with Huber weights, independently for every set.
 
     Args:
-        starts: (log E with a floor, then log s and p of every axis), [sets, numbers].
-        targets: log L, [sets, rows].
-        axes: log x of the rows, one array an axis, [rows] each.
-        floor: whether E is free; else it is 0.
-        iterations: steps that are tried.
+        starts: initial parameters `[sets, parameters]`: log E if `floor`, then log s and p of every
+            axis.
+        targets: log L `[sets, rows]`.
+        axes: log x of the rows, one array `[rows]` per axis.
+        floor: whether E is free; otherwise it is 0.
+        iterations: number of steps.
 
     Returns:
-        The numbers [sets, numbers] and Huber's cost [sets] of each set's optimum.
+        The parameters `[sets, parameters]` and the Huber cost `[sets]` of each set's optimum.
     """
     low, high = _bounds(targets, len(axes), floor)
     vectors = np.clip(starts, low, high)
@@ -58,7 +59,7 @@ def minimize(
 
 
 def _bounds(targets: np.ndarray, axes: int, floor: bool) -> tuple[np.ndarray, np.ndarray]:
-    """A floor lies between none and the least loss."""
+    """Bounds of the parameters; the floor is between 0 and the lowest loss."""
     low = np.tile([SCALE_BOUNDS[0], EXPONENT_BOUNDS[0]] * axes, (len(targets), 1))
     high = np.tile([SCALE_BOUNDS[1], EXPONENT_BOUNDS[1]] * axes, (len(targets), 1))
     if floor:
@@ -71,7 +72,7 @@ def _bounds(targets: np.ndarray, axes: int, floor: bool) -> tuple[np.ndarray, np
 def _predict(
     vectors: np.ndarray, axes: Sequence[np.ndarray], floor: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """log L [sets, rows] and its derivatives by every number [sets, rows, numbers]."""
+    """log L `[sets, rows]` and its derivatives `[sets, rows, parameters]`."""
     first = int(floor)
     rows = len(axes[0])
     parts = [np.broadcast_to(vectors[:, :1], (len(vectors), rows))] * first

@@ -22,7 +22,7 @@ _NEEDED: dict[str, type] = {
     "data.path": str,
 }
 METRICS = "metrics.jsonl"
-# A CPU so busy, and so busy with other work, slows a run down: shares of its time.
+# Minimum shares of the CPU time, in use and used by other processes, that slow down a run.
 CPU_BUSY, CPU_OTHERS = 0.9, 0.1
 FINAL_SHARE = 0.1  # the "final" training loss is the mean over this last share of the steps
 
@@ -41,8 +41,8 @@ class Run:
         perplexity, lm_eval: that evaluation's results, None where it was not run.
         strata: its per-document losses, None where `leviathan frequency` was not run.
         tokenizer, data: fingerprints of what was trained on; None where no file says.
-        compares_loop: the validation loss is that of the training loop though `perplexity` is
-            there, because another run has no other.
+        compares_loop: whether the validation loss is that of the training loop although
+            `perplexity` exists, because another run of the comparison has no other.
     """
 
     path: Path
@@ -99,7 +99,7 @@ class Run:
 
     @property
     def loss_step(self) -> int | None:
-        """Step that `validation_loss` belongs to."""
+        """Step at which `validation_loss` was measured."""
         if self.perplexity is not None and not self.compares_loop:
             return self.evaluated_step
         return self.loop_step
@@ -121,10 +121,10 @@ class Run:
 
     @property
     def train_seconds(self) -> float | None:
-        """Time spent in training steps: every logged interval at its own speed.
+        """Time spent in training steps, from the speed of every logged interval.
 
-        Evaluating, saving and profiling are not in. An interval whose steps were all profiled has
-        no speed of its own and counts at the run's.
+        Excludes evaluation, checkpoints and profiling. An interval in which all steps were profiled
+        has no speed and uses that of the run.
         """
         speed, profiled = self.metrics.get("tokens_per_s"), self.metrics.get("profiled_steps")
         if speed is not None and profiled is not None:
@@ -136,9 +136,9 @@ class Run:
 
     @property
     def overloaded(self) -> float | None:
-        """Share of the logged intervals in which other work kept the machine busy.
+        """Share of the logged intervals in which other processes kept the machine busy.
 
-        See `leviathan.train.cpu_load`; None where the run has not recorded it.
+        See `leviathan.train.cpu_load`. None if the run did not record it.
         """
         busy, others = self.metrics.get("cpu_busy"), self.metrics.get("cpu_others")
         if busy is None or others is None:

@@ -23,8 +23,8 @@ FORMS: dict[Form, str] = {
     "nd": "L = E + A·N^-α + B·D^-β",
 }
 REPLICATES = 1000
-_REFIT_ITERATIONS = 40  # from the law itself, which is near
-EXACT = 1e-9  # of log L; a smaller scatter is that of the arithmetic
+_REFIT_ITERATIONS = 40  # fewer than for a fit: a refit starts at the fitted law
+EXACT = 1e-9  # of log L; a smaller scatter is rounding error
 _LEAST_SCALE = 1e-6  # nats
 _EXPONENTS = (0.15, 0.3, 0.5, 0.9)
 _FLOORS = (0.0, 0.3, 0.6, 0.8, 0.95)  # of the least loss
@@ -116,10 +116,12 @@ def fit(points: Points, form: Form, floor: bool = True) -> Law:
 
 @dataclass(frozen=True)
 class Draws:
-    """What the law may be, given its rows' scatter: refits to losses that were drawn around it.
+    """Samples of a law, given the scatter of its rows: refits to losses drawn around the law.
 
-    `noise` [replicates] is each replicate's scatter of log L around the law, which a single further
-    row has as well.
+    Attributes:
+        laws: one per replicate.
+        noise: standard deviation of log L around the law, `[replicates]`; it applies to a new row,
+            too.
     """
 
     laws: tuple[Law, ...]
@@ -127,14 +129,14 @@ class Draws:
 
 
 def scatter(points: Points, law: Law, floor: bool = True) -> float:
-    """Standard deviation of log L around the law, for the spare rows; 0 where there are none."""
+    """Standard deviation of log L around the law; 0 if there are no spare rows to estimate it."""
     spare = len(points) - free_parameters(law.form, floor)
     residuals = np.log(points.loss) - np.log(law.loss(points.parameters, points.tokens))
     return float(np.sqrt((residuals**2).sum() / spare)) if spare > 0 else 0.0
 
 
 def no_fit_interval(points: Points, law: Law, floor: bool = True) -> str | None:
-    """Why a law's numbers have no interval; None where they have one."""
+    """Why the parameters of a law have no interval; None if they have one."""
     spread = scatter(points, law, floor)
     exact = spread <= EXACT and not points.rounding.any()
     return no_interval("row", len(points), free_parameters(law.form, floor), 0.0 if exact else None)
@@ -143,11 +145,12 @@ def no_fit_interval(points: Points, law: Law, floor: bool = True) -> str | None:
 def draw(
     points: Points, law: Law, floor: bool = True, replicates: int = REPLICATES, seed: int = 0
 ) -> Draws:
-    """Laws fitted to losses drawn around `law`: normal noise of its scatter, and the rounding.
+    """Laws fitted to losses sampled around `law`: normal noise of its scatter, and rounding errors.
 
-    A few residuals are no population to resample, and their standard deviation is itself uncertain:
-    each replicate draws it anew, from its distribution for so many spare rows (scaled inverse χ²).
-    That gives the intervals Student's width. At least one spare row is needed.
+    A few residuals are too few to resample, and their standard deviation is itself uncertain. Each
+    replicate therefore samples the standard deviation from its distribution for this number of
+    spare rows (scaled inverse χ²), so the intervals have the width of Student's t. Requires at
+    least one spare row.
     """
     random = np.random.default_rng(seed)
     spare = len(points) - free_parameters(law.form, floor)
@@ -186,7 +189,7 @@ def line_of(points: Points) -> float | None:
 def _axes(
     points: Points, form: Form, units: tuple[float, float] | None = None
 ) -> tuple[list[np.ndarray], tuple[float, float]]:
-    """log(N/unit) and log(D/unit) of the form's terms, and the units: else geometric means."""
+    """log(N/unit) and log(D/unit) for the form's terms, and the units (default: their means)."""
     both = (points.parameters, points.tokens)
     if units is None:
         units = (float(np.exp(np.log(both[0]).mean())), float(np.exp(np.log(both[1]).mean())))

@@ -18,8 +18,8 @@ def over_seeds(differences: Sequence[float]) -> dict[str, Any]:
     """Mean of paired differences, one a seed, with Student's interval and two-sided p.
 
     Returns:
-        `seeds`, `mean`, `std` from two seeds on; `low`, `high` and `p` where `no_interval` does not
-        say why there are none.
+        `seeds`, `mean`, `std` (two seeds or more), and `low`, `high` and `p`, or the reason
+        `no_interval` why they are None.
     """
     found, std, p = intervals.over_seeds(differences)
     result = {"seeds": len(differences), "mean": mean_of(differences), "std": std, "p": p}

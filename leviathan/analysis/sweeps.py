@@ -1,7 +1,7 @@
-"""Sweeps: the final loss at every value, and which value suits each arm best.
+"""Sweeps: the final loss at every value, and the best value of each arm.
 
-The value is chosen by the training loss. The validation split judges the arms afterwards, and a
-value chosen on it would make every arm look better than it is, the more values were tried.
+The best value is the one with the lowest training loss. The validation split compares the arms; a
+value chosen on that split would bias the comparison in favor of arms with more values.
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ def sweep_of(entries: Sequence[Entry]) -> dict[str, Any] | None:
 
     Returns:
         `keys`, `chosen_by`, and `arms`: per arm its points (values, validation `loss`, `low`,
-        `high`, `train_loss`, `seeds`) in the order of the study, the index of the one with the
-        least training loss, and whether that lies at an end of the values tried.
+        `high`, `train_loss`, `seeds`) in the order of the study, the index of the point with the
+        lowest training loss, and whether it is at an end of the tested range.
     """
     if not any(entry.sweep for entry in entries):
         return None
@@ -34,7 +34,7 @@ def sweep_of(entries: Sequence[Entry]) -> dict[str, Any] | None:
 
 
 def best_entries(entries: Sequence[Entry]) -> list[Entry]:
-    """Of every arm, the runs at the values with its least training loss, else the first values."""
+    """The runs of every arm at the values with the lowest training loss (default: the first)."""
     kept: list[Entry] = []
     for label in dict.fromkeys(entry.arm for entry in entries):
         settings = _by_values(entries, label)
@@ -43,7 +43,7 @@ def best_entries(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def _best(points: Sequence[dict[str, Any]]) -> int | None:
-    """Index of the point with the least training loss; None where none is known."""
+    """Index of the point with the lowest training loss; None if no training loss is known."""
     known = [
         (point[CHOSEN_BY], i) for i, point in enumerate(points) if point[CHOSEN_BY] is not None
     ]

@@ -10,7 +10,7 @@ from leviathan.analysis.runs import CPU_BUSY, CPU_OTHERS
 from leviathan.console import as_text
 
 MISSING = "–"
-OVERLOADED = 0.1  # of the logged intervals: beyond, the speed carries a note
+OVERLOADED = 0.1  # share of the logged intervals from which the speed has a note
 VALIDATION = "Validation loss, nats per token"
 MEASURED_ON = "· measured on"
 
@@ -105,20 +105,20 @@ def speed_note(group: dict[str, Any]) -> str:
 
 
 def load_note(group: dict[str, Any]) -> str:
-    """Which speeds were measured while other work kept the machine busy."""
+    """Names the speeds that were measured while other processes kept the machine busy."""
     arms = [arm for arm in group["arms"] if arm["overloaded"] >= OVERLOADED]
     if not arms:
         return ""
     shares = ", ".join(f"{arm['label']}: {100 * arm['overloaded']:.0f} %" for arm in arms)
     return (
-        f"* Measured on an overloaded machine: at least {100 * CPU_OTHERS:.0f} % of its CPU time "
-        f"went to other processes while at least {100 * CPU_BUSY:.0f} % was in use, in this share "
-        f"of the logged intervals: {shares}. These speeds and times say little."
+        f"* Measured on an overloaded machine: other processes used at least "
+        f"{100 * CPU_OTHERS:.0f} % of its CPU time, and at least {100 * CPU_BUSY:.0f} % was in "
+        f"use, in this share of the logged intervals: {shares}. These speeds are unreliable."
     )
 
 
 def differences_note(group: dict[str, Any]) -> str:
-    """What was set differently between the arms, key by key; the embedding's own keys as one."""
+    """Configuration keys in which the arms differ, with their values; not the embedding's keys."""
     shown = []
     for one in group["config_differences"]:
         key = one["key"]
@@ -126,11 +126,11 @@ def differences_note(group: dict[str, Any]) -> str:
             continue
         values = ", ".join(MISSING if value is None else str(value) for value in one["values"])
         shown.append(f"{key} ({values})")
-    return f"Set differently, arm by arm: {'; '.join(shown)}." if shown else ""
+    return f"Configuration keys in which the arms differ: {'; '.join(shown)}." if shown else ""
 
 
 def within_note(group: dict[str, Any]) -> str:
-    """Runs of one arm that an engine computed differently; they are averaged all the same."""
+    """Names arms whose runs differ in engine or parallelism; these runs are still averaged."""
     parts = [
         f"{arm['label']}: {', '.join(arm['differs_within'])}"
         for arm in group["arms"]
@@ -144,8 +144,8 @@ def sweep_note(group: dict[str, Any]) -> str:
     if not group["sweep"]:
         return ""
     return (
-        f"Each arm is shown at the {', '.join(group['sweep']['keys'])} with its least training "
-        "loss; the validation split that judges the arms did not choose."
+        f"Each arm is shown at the {', '.join(group['sweep']['keys'])} with its lowest training "
+        "loss; the validation split is not used to choose it."
     )
 
 

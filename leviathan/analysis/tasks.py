@@ -13,7 +13,7 @@ def tasks_of(by_arm: Mapping[str, Sequence[Entry]]) -> list[dict[str, Any]]:
 
     `sigmas` is the difference in units of both standard errors together: that of two independent
     samples, so it is cautious where both models answered the same questions. A standard error of
-    too few samples, or of samples that all agree, is left out; `no_interval` then says why.
+    too few samples, or of identical samples, is None, and `no_interval` states the reason.
     """
     scores = {label: _arm_scores(own) for label, own in by_arm.items()}
     keys = sorted({key for arm in scores.values() for key in arm})

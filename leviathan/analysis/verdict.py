@@ -67,18 +67,18 @@ def _outcome(group: dict[str, Any], arm: dict[str, Any]) -> str:
 
 
 def _interval(group: dict[str, Any], arm: dict[str, Any]) -> str:
-    """The arm's interval, or why there is none."""
+    """The arm's interval, or the reason why there is none."""
     over, found, reason = _interval_of(group, arm)
     if reason is not None:
         return f" (no interval: {reason})"
     ends = f"{found.low:+.4f} to {found.high:+.4f}"
-    apart = "" if found.excludes_zero else "not "
-    told = f", {apart}told apart from zero" if over != "documents" else ""
-    return f" (95 % interval over {over}: {ends}{told})".replace("-", "−")
+    verb = "excludes" if found.excludes_zero else "includes"
+    zero = f", which {verb} zero" if over != "documents" else ""
+    return f" (95 % interval over {over}: {ends}{zero})".replace("-", "−")
 
 
 def _interval_of(group: dict[str, Any], arm: dict[str, Any]) -> tuple[str, Interval, str | None]:
-    """Over seeds where there are enough, else over documents: over what, and the interval."""
+    """The unit, the interval (over seeds if there are enough, else documents), and why none."""
     seeds, pair = arm["relative"]["seeds"], _pair_of(group["frequency"], arm["label"])
     if seeds["low"] is not None:
         return f"{seeds['seeds']} seeds", Interval(seeds["low"], seeds["high"]), None

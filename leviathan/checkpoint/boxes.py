@@ -300,13 +300,13 @@ def stored_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
 
 
 def uncovered(shape: tuple[int, ...], chunks: Sequence[ChunkStorageMetadata]) -> str | None:
-    """Why `chunks` do not cover each element of a tensor exactly once, or None if they do."""
+    """Why `chunks` do not cover each element of a tensor exactly once; None if they do."""
     for chunk in chunks:
         offsets, sizes = tuple(chunk.offsets), tuple(chunk.sizes)
         if len(offsets) != len(shape) or len(sizes) != len(shape):
             return f"a chunk has {len(sizes)} dimensions, the tensor has {len(shape)}"
         bounds = zip(offsets, sizes, shape, strict=True)
-        if not all(offset >= 0 and 0 < size <= whole - offset for offset, size, whole in bounds):
+        if not all(offset >= 0 and 0 < size <= full - offset for offset, size, full in bounds):
             return f"the chunk {_shape(sizes)} at {list(offsets)} is not inside the tensor"
     covered, numel = sum(math.prod(chunk.sizes) for chunk in chunks), math.prod(shape)
     if covered < numel:
@@ -318,7 +318,7 @@ def uncovered(shape: tuple[int, ...], chunks: Sequence[ChunkStorageMetadata]) ->
         overlap = (starts[rest] < ends[number]) & (starts[number] < ends[rest])
         if overlap.all(axis=1).any():
             return f"the chunk at {starts[number].tolist()} overlaps another chunk"
-    return None  # inside the tensor, disjoint and as many elements: the chunks cover it
+    return None  # disjoint, inside the tensor, and with as many elements as it: they cover it
 
 
 def _without_bytes(
@@ -327,7 +327,7 @@ def _without_bytes(
     stored: Mapping[MetadataIndex, Any],
     file_sizes: Mapping[str, int],
 ) -> str | None:
-    """Which chunk has no bytes in the checkpoint's files, or None if all have."""
+    """Which chunk has no bytes in the checkpoint's files; None if all chunks have."""
     for chunk in chunks:
         place = stored.get(MetadataIndex(key, chunk.offsets))
         if place is None:

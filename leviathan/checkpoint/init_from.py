@@ -1,42 +1,41 @@
-"""`init_from`: whether the weights of a checkpoint mean the same in another run's model.
+"""`init_from`: whether the weights of a checkpoint compute the same function in a run's model.
 
-Shapes alone do not tell: other numbers of heads, another RoPE base or another tokenizer leave every
-shape as it is and make the weights another function.
+Equal shapes are not sufficient: with another number of heads, RoPE base or tokenizer, all shapes
+are the same, but the model computes another function.
 """
 
 from pathlib import Path
 
-import torch
-
 from leviathan.checkpoint.boxes import check_tensors
 from leviathan.checkpoint.load import WEIGHTS, read_run_config, read_tokenizer
+from leviathan.config.identity import flatten
 from leviathan.config.schema import ModelConfig, RunConfig
 from leviathan.console import say
 from leviathan.data.dataset import open_tokenizer
 from leviathan.errors import ConfigError
-from leviathan.model.transformer import CausalLM
+from leviathan.model.transformer import meta_model
 
-# Keys of `model` that weights do not depend on: they only set initial values, lengths or layouts.
+# Keys of `model` that do not change what weights compute: initial values, lengths and layouts.
 _INDEPENDENT = frozenset(
     {"seq_len", "init_std", "embedding.embedding_init_std", "embedding.spline_init_std"}
     | {"embedding.tp", "embedding.match_parameters"}
 )
-# Keys that users change on purpose, for example for a longer context. The others are refused.
+# Keys that users change on purpose, for example for a longer context. All other keys are refused.
 _ADJUSTABLE = frozenset({"rope_theta", "norm_eps", "vocab_size"})
 
 
 def check_init_from(config: RunConfig, source: Path) -> list[str]:
-    """Compares the model and tokenizer of a run with those of the checkpoint it begins with.
+    """Compares the model and tokenizer of a run with those of its initial checkpoint.
 
     Args:
         config: a run with `init_from`.
         source: the checkpoint's directory.
 
     Returns:
-        Warnings: differences that are allowed, with both values.
+        Warnings: allowed differences, with both values.
 
     Raises:
-        ConfigError: the weights would be another function, or the ids other tokens.
+        ConfigError: the weights would compute another function, or the ids are other tokens.
         CheckpointError: the checkpoint is corrupt.
     """
     former = read_run_config(source)
@@ -47,22 +46,21 @@ def check_init_from(config: RunConfig, source: Path) -> list[str]:
             + "\n  ".join(refused)
             + "\nSet these keys as in the checkpoint, or remove init_from."
         )
-    with torch.device("meta"):
-        model = CausalLM(config.model)
+    model = meta_model(config.model)
     weights = {WEIGHTS + name: tuple(p.shape) for name, p in model.named_parameters()}
     check_tensors(source, weights, WEIGHTS)
     theirs, ours = read_tokenizer(source, former), open_tokenizer(config.data)
     if theirs.ranks != ours.ranks:
         raise ConfigError(
             f"init_from={config.init_from}: {source} was trained with the tokenizer {theirs.name}, "
-            f"the dataset has {ours.name}: the same ids are other tokens. Prepare the dataset with "
-            "the checkpoint's tokenizer, or remove init_from."
+            f"but the dataset uses {ours.name}: the ids differ in meaning. Prepare the dataset "
+            "with the checkpoint's tokenizer, or remove init_from."
         )
     if theirs.fingerprint != ours.fingerprint:
         adjusted.append(
             f"tokenizer {theirs.name} (fingerprint {theirs.fingerprint[:12]}) in the checkpoint, "
-            f"{ours.name} ({ours.fingerprint[:12]}) in the dataset: the same merges, but another "
-            "split pattern or other special tokens"
+            f"{ours.name} ({ours.fingerprint[:12]}) in the dataset: same merges, different split "
+            "pattern or special tokens"
         )
     if theirs.end_of_text != ours.end_of_text:
         adjusted.append(
@@ -79,14 +77,14 @@ def warn_of(source: Path, differences: list[str]) -> None:
 
 
 def _differences(model: ModelConfig, former: ModelConfig) -> tuple[list[str], list[str]]:
-    """Keys that differ, with both values: those to refuse, and those to warn of."""
-    here, there = _values(model), _values(former)
+    """Keys that differ, with both values: those to refuse and those to warn about."""
+    here, there = flatten(model.model_dump(mode="json")), flatten(former.model_dump(mode="json"))
     if here["embedding.kind"] != there["embedding.kind"]:
         kinds = (there["embedding.kind"], here["embedding.kind"])
         return [f"model.embedding.kind: {kinds[0]} in the checkpoint, {kinds[1]} here"], []
     independent = _INDEPENDENT
     if here["embedding.kind"] == "binary_codes":
-        independent -= {"embedding.embedding_init_std"}  # a constant of the forward pass there
+        independent -= {"embedding.embedding_init_std"}  # here a constant of the forward pass
     refused: list[str] = []
     adjusted: list[str] = []
     for key, value in here.items():
@@ -94,10 +92,3 @@ def _differences(model: ModelConfig, former: ModelConfig) -> tuple[list[str], li
             line = f"model.{key}: {there[key]} in the checkpoint, {value} here"
             (adjusted if key in _ADJUSTABLE else refused).append(line)
     return refused, adjusted
-
-
-def _values(model: ModelConfig) -> dict[str, object]:
-    values: dict[str, object] = model.model_dump(mode="json")
-    embedding = values.pop("embedding")
-    assert isinstance(embedding, dict)
-    return values | {f"embedding.{key}": value for key, value in embedding.items()}

@@ -69,11 +69,11 @@ def read_state(directory: Path, **wanted: type) -> dict[str, Any]:
 
     Args:
         directory: the checkpoint.
-        wanted: key → type of what the caller uses. Integers are counts: not negative.
+        wanted: key → type of the values that the caller uses. Integers are non-negative counts.
 
     Raises:
-        CheckpointError: it is missing or damaged, or its step is not the step in the name of the
-            directory.
+        CheckpointError: it is missing or corrupt, or its step differs from the step in the name of
+            the directory.
     """
     path = directory / STATE
     try:
@@ -103,7 +103,7 @@ def draft_dir(run_dir: Path, step: int) -> Path:
 
 
 def superseded(steps: Sequence[int], keep: CheckpointConfig) -> list[int]:
-    """Of complete checkpoints, oldest first, those that go now that the last one is saved."""
+    """The steps to delete, given the steps of all complete checkpoints, oldest first."""
     return [
         step
         for step in steps[: -keep.keep_last]

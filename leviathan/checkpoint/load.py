@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from leviathan.checkpoint.boxes import Slice, check_tensors, load_slices, stored_shapes
@@ -16,7 +15,7 @@ from leviathan.console import say
 from leviathan.data.dataset import open_tokenizer
 from leviathan.data.tokenizer import Tokenizer
 from leviathan.errors import CheckpointError
-from leviathan.model.transformer import CausalLM
+from leviathan.model.transformer import CausalLM, meta_model
 from leviathan.parallel.mesh import Mesh
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -52,11 +51,11 @@ def newest_whole(run_dir: Path, mesh: Mesh) -> Path | None:
 
 
 def verify_checkpoint(directory: Path, share: int = 0, shares: int = 1) -> int:
-    """Checks a checkpoint: file sizes and hashes, state.json, and that no tensor has holes.
+    """Checks a checkpoint: file sizes and hashes, state.json, and that its chunks tile the tensors.
 
     Args:
         directory: the checkpoint.
-        share: which part of the files to hash; ranks divide the work as (share, shares).
+        share: index of the part of the files to hash; ranks divide the files among themselves.
         shares: number of parts.
 
     Returns:
@@ -67,10 +66,9 @@ def verify_checkpoint(directory: Path, share: int = 0, shares: int = 1) -> int:
     """
     files = verify_manifest(directory, share, shares)
     read_state(directory)
-    with torch.device("meta"):
-        model = CausalLM(read_run_config(directory).model)
+    model = meta_model(read_run_config(directory).model)
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    # An imported model has weights only.
+    # An imported model has weights but no optimizer state.
     trained = any(not name.startswith(WEIGHTS) for name in stored_shapes(directory))
     prefixes = PREFIXES if trained else (WEIGHTS,)
     check_tensors(directory, {p + name: shape for name, shape in shapes.items() for p in prefixes})
@@ -94,13 +92,13 @@ def read_run_config(directory: Path) -> RunConfig:
 
 
 def read_tokenizer(directory: Path, run: RunConfig) -> Tokenizer:
-    """The tokenizer of a checkpoint, with the end-of-text id that its dataset had.
+    """The tokenizer of a checkpoint, with the end-of-text id of its dataset.
 
-    The prefix token of an imported model is the one that its own tokenizer puts before a text.
+    The prefix token of an imported model is the token that its own tokenizer puts before a text.
 
     Raises:
-        CheckpointError: its state.json is damaged.
-        DataError: the tokenizer is damaged.
+        CheckpointError: its state.json is corrupt.
+        DataError: the tokenizer is corrupt.
     """
     tokenizer = open_tokenizer(run.data, directory)
     state = read_state(directory) if (directory / STATE).is_file() else {}
@@ -164,7 +162,7 @@ def fill_model(model: CausalLM, directory: Path) -> None:
     """Sets the weights of a model on the CPU to a checkpoint's; nothing else of it is read.
 
     Raises:
-        CheckpointError: it is another model's, or a weight is not finite.
+        CheckpointError: it belongs to another model, or a weight is not finite.
     """
     slices = weight_slices(model)
     check_tensors(directory, {piece.key: piece.shape for piece in slices}, WEIGHTS)
@@ -173,7 +171,7 @@ def fill_model(model: CausalLM, directory: Path) -> None:
 
 
 def check_finite(tensors: Mapping[str, Tensor], source: str) -> None:
-    """Refuses weights that hold NaN or infinities: no output of such a model means anything.
+    """Refuses weights that contain NaN or infinities.
 
     Raises:
         CheckpointError: names the tensors.
@@ -189,6 +187,6 @@ def check_finite(tensors: Mapping[str, Tensor], source: str) -> None:
 
 
 def weight_slices(model: CausalLM) -> list[Slice]:
-    """All weights of a model that one process holds, under their names in a checkpoint."""
+    """All weights of an unsharded model, under their names in a checkpoint."""
     parameters = ((WEIGHTS + name, p.data) for name, p in model.named_parameters())
     return [Slice(key, tuple(p.shape), 0, p.view(-1)) for key, p in parameters]

@@ -1,27 +1,26 @@
-"""Which checkpoints a run keeps, how many lie on the disk at once, and how many bytes they take.
+"""Which checkpoints a run keeps, how many are on disk at once, and how many bytes they take.
 
-The only definition of all three: saving removes by the same rule (`layout.superseded`), and
-`leviathan check` and the trainer hold the same figures against the free space.
+The single definition of all three: saving deletes checkpoints by the same rule
+(`layout.superseded`), and `leviathan check` and the trainer compare the same numbers with the free
+space.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from leviathan.checkpoint.layout import complete_checkpoints, step_of, superseded
 from leviathan.config.schema import CheckpointConfig, RunConfig
 from leviathan.data.dataset import tokenizer_bytes
 from leviathan.model.accounting import account
-from leviathan.model.transformer import CausalLM
+from leviathan.model.transformer import meta_model
 
-STATES = 3  # of every parameter: the fp32 weight and AdamW's two moments
-BYTES = 4
-# What DCP adds to a stored piece of a tensor (torch.save's archive, an entry of the metadata).
+STATES = 3  # tensors per parameter: the fp32 weight and AdamW's two moments
+BYTES = 4  # per fp32 value
+# Overhead of DCP per stored chunk (archive of torch.save, metadata entry).
 PIECE_BYTES = 1_577 + 275
-RANGE_PIECES = 6  # rectangles beyond one that a flat range has, at its two ends
-FILE_BYTES = 150  # an entry of the manifest
-SMALL_FILES = 4_000  # configuration, state, the manifest's and the metadata's own
+RANGE_PIECES = 6  # additional chunks at the two ends of a flat range
+FILE_BYTES = 150  # manifest entry per file
+SMALL_FILES = 4_000  # bytes of configuration, state, manifest and metadata
 
 
 @dataclass(frozen=True)
@@ -29,12 +28,12 @@ class Retention:
     """What a run saves and keeps.
 
     Attributes:
-        bytes_each: of one checkpoint.
-        saves: how often the whole run saves, without signals.
-        kept: steps whose checkpoints stay when the run is complete.
-        at_once: most complete checkpoints on the disk at one moment: the one just saved and those
-            that it has not yet replaced.
-        more: how many more than lie there already, of the run as it goes on from these.
+        bytes_each: bytes of one checkpoint.
+        saves: number of scheduled saves, from step 0 to the last step.
+        kept: steps whose checkpoints remain when the run is complete.
+        at_once: maximum number of complete checkpoints on disk, including the latest one before
+            older ones are deleted.
+        more: maximum number of additional checkpoints on disk if the run resumes now.
     """
 
     bytes_each: int
@@ -45,12 +44,12 @@ class Retention:
 
     @property
     def bytes_needed(self) -> int:
-        """Free bytes that the rest of the run needs."""
+        """Free bytes that the remaining steps need."""
         return self.more * self.bytes_each
 
 
 def retention(config: RunConfig, world_size: int = 1) -> Retention:
-    """What the run saves and keeps, from the start and from the checkpoints that it has."""
+    """What a run saves and keeps, in total and beyond the checkpoints that it has."""
     saves = scheduled_saves(config)
     kept, at_once = _simulate([], saves, config.checkpoint)
     there = [step_of(path) for path in complete_checkpoints(config.run_dir)]
@@ -61,7 +60,7 @@ def retention(config: RunConfig, world_size: int = 1) -> Retention:
 
 
 def scheduled_saves(config: RunConfig) -> list[int]:
-    """The steps after which a run saves, the last step included."""
+    """The steps after which a run saves, including the last step."""
     every, steps = config.checkpoint.every, config.train.steps
     saves = list(range(every, steps + 1, every)) if every else []
     return saves if saves and saves[-1] == steps else [*saves, steps]
@@ -70,8 +69,8 @@ def scheduled_saves(config: RunConfig) -> list[int]:
 def _simulate(
     there: Sequence[int], saves: Sequence[int], keep: CheckpointConfig
 ) -> tuple[list[int], int]:
-    """The steps that are there after all saves, and how many there were at most."""
-    marked: list[int] = []  # kept for good, and too old to be looked at again
+    """The steps on disk after all saves, and the maximum number of steps on disk."""
+    marked: list[int] = []  # kept permanently, and older than the last `keep_last`
     recent, most = list(there), len(there)
     for step in saves:
         recent.append(step)
@@ -83,15 +82,14 @@ def _simulate(
 
 
 def checkpoint_bytes(config: RunConfig, world_size: int = 1) -> int:
-    """Bytes of one checkpoint: tensors, what DCP adds to their pieces, tokenizer, small files."""
-    with torch.device("meta"):
-        tensors = sum(1 for _ in CausalLM(config.model).parameters())
+    """Bytes of one checkpoint: tensors, DCP's overhead per chunk, tokenizer and small files."""
+    tensors = sum(1 for _ in meta_model(config.model).parameters())
     engine = config.engine
-    if engine.kind == "fsdp2":  # every rank of one copy holds a part of every tensor
+    if engine.kind == "fsdp2":  # every rank of a replica holds a part of every tensor
         pieces = tensors * max(1, world_size // engine.replicas)
     elif engine.zero_stage == 3:
         pieces = tensors * world_size
-    else:  # a flat range each, which begins and ends inside a tensor
+    else:  # every rank has a flat range that starts and ends inside a tensor
         pieces = tensors * config.parallel.tp + RANGE_PIECES * (world_size - 1)
     return (
         STATES * (BYTES * account(config.model).total + pieces * PIECE_BYTES)

@@ -24,15 +24,15 @@ def tokenizer_train(
     """Trains a byte-level BPE and writes it in tiktoken's rank format.
 
     The end-of-text id is the one after the last entry, so a file of N entries gives a vocabulary
-    of N + 1 ids. Text is split by o200k_base's pattern. A rank file cannot state either, so
-    `bpe.meta.json` is written beside `bpe.tiktoken`: keep the two together.
+    of N + 1 ids. Text is split by o200k_base's pattern. A rank file contains neither, so the
+    command also writes `bpe.meta.json` beside `bpe.tiktoken`: keep both files together.
 
     Example: `leviathan tokenizer train corpus/*.jsonl.zst --vocab-size 8192 --out bpe.tiktoken`
     """
     from leviathan.data.tokenizer import meta_file_of, train_bpe
 
     train_bpe(files, vocab_size, out)
-    say(f"{out}: {vocab_size:,} entries, described by {meta_file_of(out)}")
+    say(f"{out}: {vocab_size:,} entries; description in {meta_file_of(out)}")
 
 
 def prep(config: Config, overrides: Overrides = None, as_json: AsJson = False) -> None:

@@ -53,8 +53,8 @@ def frequency(
 ) -> None:
     """Validation loss by how often the target token occurs in the training split.
 
-    With several checkpoints, also their paired differences with 95 % intervals over documents, from
-    ten documents on.
+    With several checkpoints, also their paired differences, with 95 % intervals over documents if
+    there are ten documents or more.
 
     Example: `leviathan frequency runs/tied runs/leviathan --data data/pile --out strata`
     """
@@ -128,9 +128,9 @@ def report(
     """Compares runs on one HTML page: curves, table, loss by token frequency, tasks, costs.
 
     Runs of one configuration with several seeds are one arm: figures are then means, with intervals
-    over seeds, from four on. A run that saw other data, another order, tokenizer or budget than its
-    partner of the baseline is shown, but no difference to it is computed. OUT gets report.html,
-    report.json, CSV tables and plots/ as SVG and PNG.
+    over seeds, for four seeds or more. A run whose data, order, tokenizer or budget differs from
+    that of its baseline is shown without a difference. OUT gets report.html, report.json, CSV
+    tables and plots/ as SVG and PNG.
 
     Example: `leviathan report runs/tied runs/leviathan --out report`
     """

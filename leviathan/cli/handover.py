@@ -43,9 +43,10 @@ def import_(
 ) -> None:
     """Makes a native checkpoint of kind tied or untied from a Llama folder: weights, no moments.
 
-    Its tokenizer must be a byte-level BPE, as Llama 3's is and ours are. A component that cannot be
-    reproduced is refused by name, and the ids of more than 1,000 texts are compared with those of
-    transformers before anything is written. `leviathan export` writes the tokenizer as it was.
+    Its tokenizer must be a byte-level BPE, like that of Llama 3. Components that cannot be
+    reproduced are refused by name, and the token ids of more than 1,000 texts are compared with
+    those of transformers before anything is written. `leviathan export` writes the tokenizer
+    unchanged.
     """
     from leviathan.export.from_llama import import_llama
 
@@ -63,7 +64,7 @@ def generate(
     max_new_tokens: Annotated[
         int,
         typer.Option(
-            min=1, help="Maximum new tokens per prompt, capped to what the context leaves."
+            min=1, help="Maximum new tokens per prompt, limited by the remaining context."
         ),
     ] = 100,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,

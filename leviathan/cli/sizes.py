@@ -35,7 +35,7 @@ def params(
     groups: Annotated[
         bool,
         typer.Option(
-            "--groups", help="Shows the optimizer's parameter groups: rate, decay and clipping."
+            "--groups", help="Show the parameter groups: learning rate, weight decay and clipping."
         ),
     ] = False,
     as_json: AsJson = False,
@@ -96,13 +96,10 @@ def params(
 
 
 def _param_groups(model: ModelConfig, optim: OptimConfig) -> list[dict[str, Any]]:
-    import torch
-
-    from leviathan.model.transformer import CausalLM
+    from leviathan.model.transformer import meta_model
     from leviathan.optim import describe_groups
 
-    with torch.device("meta"):
-        return describe_groups(CausalLM(model), optim)
+    return describe_groups(meta_model(model), optim)
 
 
 def _groups_table(result: dict[str, Any]) -> str:

@@ -43,7 +43,7 @@ def fit(
     L = E + A·N^-α + B·D^-β by robust regression from many starts. For every row of another kind it
     says which N (or D) the baseline would need for the same loss. Also tells what the rows do not
     suffice for, and where printed columns contradict each other. Intervals need three rows more
-    than the law has free numbers.
+    than the law has free parameters.
 
     Example: `leviathan fit configs/experiments/published.csv --out fit`
     """

@@ -65,9 +65,9 @@ def checkpoint_info(checkpoint: Checkpoint, as_json: AsJson = False) -> None:
 
 @checkpoint_app.command("verify")
 def checkpoint_verify(checkpoint: Checkpoint, as_json: AsJson = False) -> None:
-    """Checks a checkpoint's files against their hashes and its tensors for missing parts.
+    """Checks the hashes of a checkpoint's files and that its tensors are complete.
 
-    Exits with status 2 and names what is wrong.
+    Exits with status 2 and an error message if the checkpoint is corrupt.
     """
     from leviathan.checkpoint.layout import resolve_checkpoint
     from leviathan.checkpoint.load import verify_checkpoint

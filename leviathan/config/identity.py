@@ -1,7 +1,7 @@
-"""Which keys make a run: what may change when it is resumed, and what makes another arm of it.
+"""Which configuration keys may change when a run is resumed, and which define another arm.
 
-The only definition of both; the trainer, the checks before it and the report import it, and the
-table in docs/checkpoints.md is written from it.
+The single definition of both: the trainer, the preflight checks and the report import it, and the
+table in docs/checkpoints.md is generated from it.
 """
 
 from collections.abc import Mapping
@@ -11,35 +11,39 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Key:
-    """A key or a whole section; `resumable`: may it change when a run is resumed."""
+    """A key or a section; `resumable`: whether it may change when a run is resumed."""
 
     name: str
     reason: str
     resumable: bool = True
 
 
-# None of these makes another arm: they change where, how fast or how often, or are the seed.
+# None of these keys defines another arm: places, speed, logging and saving intervals, the seed.
 KEYS = (
-    Key("run_dir", "where the run lies"),
-    Key("seed", "a replicate: draws the weights and the order of the data", resumable=False),
-    Key("data.path", "where the data set lies; its fingerprint must be the same"),
-    Key("data.remote", "where it is fetched from"),
-    Key("data.cache_limit", "how much of it is kept"),
-    Key("data.format.cache", "where packed shards are unpacked to"),
-    Key("engine", "how a step is computed"),
-    Key("parallel", "how it is cut over the ranks, whose number may change too"),
-    Key("model.embedding.tp", "how the ranks share LEV"),
-    Key("checkpoint", "when to save and what to keep"),
-    Key("train.micro_batch_size", "how a global batch is cut up"),
-    Key("train.log_every", "how often a line is logged"),
-    Key("train.eval_every", "how often the validation split is scored"),
-    Key("train.spike_deviations", "which losses are warned of"),
-    Key("train.peak_flops", "what MFU is relative to"),
-    Key("optim.max_skipped", "when a run that cannot go on ends"),
-    Key("evaluate", "which tasks are run while training"),
-    Key("tracking", "which services see the metrics"),
+    Key("run_dir", "directory of the run"),
+    Key(
+        "seed",
+        "seed of the initial weights and the data order; another seed is a replicate",
+        resumable=False,
+    ),
+    Key("data.path", "directory of the dataset; its fingerprint must be the same"),
+    Key("data.remote", "location from which shards are fetched"),
+    Key("data.cache_limit", "maximum size of the local copy"),
+    Key("data.format.cache", "directory for unpacked shards"),
+    Key("engine", "engine that computes a step"),
+    Key("parallel", "distribution over the ranks; their number may change, too"),
+    Key("model.embedding.tp", "tensor parallelism of LEV"),
+    Key("checkpoint", "when checkpoints are saved, and which are kept"),
+    Key("train.micro_batch_size", "sequences per rank and micro-batch; the global batch is fixed"),
+    Key("train.log_every", "steps between log lines"),
+    Key("train.eval_every", "steps between validations"),
+    Key("train.spike_deviations", "loss-spike threshold"),
+    Key("train.peak_flops", "peak FLOP/s for MFU"),
+    Key("optim.max_skipped", "consecutive non-finite steps after which a run fails"),
+    Key("evaluate", "tasks evaluated during training"),
+    Key("tracking", "services that receive the metrics"),
 )
-# With a constant learning rate no step depends on how many are to follow.
+# With a constant learning rate, a step does not depend on the number of steps.
 STEPS = Key("train.steps", "the length of the run; only with `optim.schedule: constant`")
 
 RESUMABLE = tuple(key.name for key in KEYS if key.resumable)
@@ -47,12 +51,12 @@ NOT_THE_ARM = tuple(key.name for key in KEYS)
 
 
 def within(key: str, names: tuple[str, ...]) -> bool:
-    """Whether a dotted key is one of these, or lies in one of these sections."""
+    """Whether a dotted key is one of `names`, or in a section of `names`."""
     return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
 def flatten(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Nested mappings as one: dotted key → value."""
+    """Flattens nested mappings: dotted key → value."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping):
@@ -63,7 +67,7 @@ def flatten(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 
 
 def changed_keys(former: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """The keys in which two resolved configurations differ and that make them different runs."""
+    """The keys that differ between two resolved configurations and may not change on resume."""
     there, here = flatten(former), flatten(now)
     free = RESUMABLE
     if there.get("optim.schedule") == here.get("optim.schedule") == "constant":
@@ -73,7 +77,7 @@ def changed_keys(former: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
 
 
 def arm_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What runs of one arm have in common, as dotted keys."""
+    """The keys and values that runs of one arm have in common, as dotted keys."""
     return {key: value for key, value in flatten(config).items() if not within(key, NOT_THE_ARM)}
 
 

@@ -13,7 +13,7 @@ from leviathan.config.strict import (
     Strict,
 )
 
-# What a parameter is for; every module declares it in `param_roles()`.
+# The role of a parameter. Every module declares its roles in `param_roles()`.
 Role = Literal["table", "head", "matrix", "gain", "bias", "codebook", "spline"]
 NOT_DECAYED: tuple[Role, ...] = ("gain", "bias")
 
@@ -30,19 +30,17 @@ class ParamGroupConfig(Strict):
         description="glob pattern of parameter names, such as model.embed_tokens.*; not with role",
     )
     lr_scale: NonNegativeFloat = Field(
-        default=1.0, description="factor of the learning rate; 0 freezes the parameters"
+        default=1.0, description="multiplier of the learning rate; 0 freezes the parameters"
     )
     weight_decay: NonNegativeFloat | None = Field(
         default=None,
-        description="weight decay; null takes optim.weight_decay, and 0 for gains and biases",
+        description="weight decay; null: optim.weight_decay, or 0 for gains and biases",
     )
-    betas: Betas | None = Field(
-        default=None, description="AdamW's β₁ and β₂; null takes optim.betas"
-    )
+    betas: Betas | None = Field(default=None, description="AdamW's β₁ and β₂; null: optim.betas")
     clip: PositiveFloat | None = Field(
         default=None,
-        description="maximum norm of this group's gradients, clipped apart from the others; null "
-        "clips them together under optim.grad_clip",
+        description="maximum gradient norm of this group, clipped separately; null clips the group "
+        "with all other parameters under optim.grad_clip",
     )
 
     @model_validator(mode="after")
@@ -74,7 +72,7 @@ class OptimConfig(Strict):
     betas: Betas = Field(default=(0.9, 0.999), description="of AdamW's two moments")
     eps: Epsilon = Field(default=1e-8, description="AdamW's ε")
     weight_decay: NonNegativeFloat = Field(
-        default=0.0, description="weight decay of all parameters but gains and biases"
+        default=0.0, description="weight decay of all parameters except gains and biases"
     )
     grad_clip: PositiveFloat = Field(default=1.0, description="global norm")
     groups: list[ParamGroupConfig] = Field(

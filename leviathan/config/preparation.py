@@ -13,14 +13,16 @@ class HubConfig(Strict):
     id: str = Field(description="owner/name, or a folder")
     config: str | None = Field(default=None, description="its configuration, where it has several")
     split: str = Field(
-        default="train", description="that is read; several as train+test, or all of them as all"
+        default="train", description="splits to read: one name, several (train+test), or all"
     )
     revision: str | None = Field(default=None, description="branch, tag or commit")
     text_column: str = Field(
-        default="text", description="name or dotted path; in validation.hub, else as in source.hub"
+        default="text",
+        description="text column or dotted path; validation.hub inherits it from source.hub",
     )
     subset_column: str | None = Field(
-        default=None, description="name or dotted path; in validation.hub, else as in source.hub"
+        default=None,
+        description="subset column or dotted path; validation.hub inherits it from source.hub",
     )
 
 
@@ -42,9 +44,13 @@ class SourceConfig(Strict):
 
     paths: Paths = Field(default_factory=list, description="files, globs, folders or URLs")
     hub: HubConfig | None = None
-    text_key: str = Field(default="text", min_length=1, description="name or dotted path")
+    text_key: str = Field(
+        default="text", min_length=1, description="key, column or dotted path of the text"
+    )
     subset_key: str = Field(
-        default="meta.pile_set_name", min_length=1, description="name or dotted path"
+        default="meta.pile_set_name",
+        min_length=1,
+        description="key, column or dotted path of the subset's name",
     )
     default_subset: str = Field(
         default="unnamed", min_length=1, description="of documents that name none"
@@ -107,7 +113,7 @@ class PrepConfig(Strict):
 
     @model_validator(mode="after")
     def _read_validation_as_source(self) -> "PrepConfig":
-        """Gives validation.hub the columns of source.hub that it does not set itself."""
+        """Copies the columns of source.hub to validation.hub unless it sets its own."""
         source, held_out = self.source.hub, self.validation.hub
         if source is None or held_out is None:
             return self
@@ -117,6 +123,6 @@ class PrepConfig(Strict):
             if name not in held_out.model_fields_set
         }
         hub = held_out.model_copy(update=inherited)
-        # Frozen for everybody else; here it is still being made.
+        # The model is frozen, but a validator of a model under construction may still set fields.
         object.__setattr__(self, "validation", self.validation.model_copy(update={"hub": hub}))
         return self

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-SMALLEST_FLOAT32 = 2.0**-126  # the smallest normal number; devices may take lesser ones as 0
+SMALLEST_FLOAT32 = 2.0**-126  # smallest normal number; devices may flush smaller numbers to 0
 
 
 class Strict(BaseModel):
@@ -31,13 +31,13 @@ NonNegativeFloat = Annotated[float, Field(ge=0, strict=False)]
 def _nonzero_in_float32(value: float) -> float:
     if value < SMALLEST_FLOAT32:
         raise ValueError(
-            f"found {value:g}, expected at least {SMALLEST_FLOAT32:g}: in float32, in which it is "
-            "used, a smaller value is 0 and divides by zero"
+            f"found {value:g}, expected at least {SMALLEST_FLOAT32:g}: a smaller value is 0 in "
+            "float32 and causes a division by zero"
         )
     return value
 
 
-# Under a root or a fraction.
+# A constant that is added to a denominator or under a square root.
 Epsilon = Annotated[float, Field(gt=0, strict=False), AfterValidator(_nonzero_in_float32)]
 Beta = Annotated[float, Field(ge=0, lt=1, strict=False)]
 

@@ -75,7 +75,7 @@ def open_tokenizer(data: DataConfig, copy: Path | None = None) -> Tokenizer:
         copy: folder with a copy of its files, such as a checkpoint.
 
     Raises:
-        DataError: missing or corrupt.
+        DataError: the tokenizer is missing or corrupt.
     """
     tokenizer = load_tokenizer(copy or (data.format.tokenizer if data.format else data.path))
     if data.format is not None and data.format.end_of_text is not None:

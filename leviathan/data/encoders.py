@@ -21,7 +21,7 @@ from leviathan.errors import DataError
 
 Backend = Literal["gigatoken", "tiktoken"]
 
-# How texts are split into words → gigatoken's name for it. gpt2 and r50k_base have one pattern.
+# Split pattern → gigatoken's name for it. gpt2 and r50k_base have the same pattern.
 _SCHEMES = {O200K_PATTERN: "o200k", CL100K_PATTERN: "cl100k", R50K_PATTERN: "gpt2"}
 
 _LONG_BLANKS = 250_000  # tiktoken may give up on a run of twice as many

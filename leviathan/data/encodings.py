@@ -1,7 +1,7 @@
 """The encodings that tiktoken publishes: their patterns and special tokens, known offline.
 
-A `.tiktoken` file holds ranks only. Where its ranks are those of a published encoding, the pattern
-and the special tokens are known; for any other file, `tokenizer.meta.json` must state them.
+A `.tiktoken` file contains only ranks. If the ranks are those of a published encoding, its pattern
+and special tokens are known. For any other file, a `.meta.json` file must state them.
 """
 
 import hashlib
@@ -29,8 +29,8 @@ O200K_PATTERN = "|".join(
     ]
 )
 
-# The pattern that the `tokenizers` library reads otherwise: in Oniguruma's Ruby syntax, `{1,3}+` is
-# not possessive but repeats. The others mean the same there.
+# Our pattern → the equivalent pattern for the `tokenizers` library, where the two differ: in
+# Oniguruma's Ruby syntax, `{1,3}+` is a repetition, not a possessive quantifier.
 TOKENIZERS_PATTERNS = {CL100K_PATTERN: CL100K_PATTERN.replace("{1,3}+", "{1,3}")}
 
 
@@ -39,10 +39,10 @@ class PublishedEncoding:
     """One of tiktoken's encodings.
 
     Attributes:
-        name: tiktoken's name of it.
+        name: the name in tiktoken.
         pattern: the regular expression that splits text into words.
-        special_tokens: names and ids.
-        ranks_sha256: of its ranks in tiktoken's file format.
+        special_tokens: name → id.
+        ranks_sha256: SHA-256 of the ranks in tiktoken's file format.
     """
 
     name: str
@@ -89,6 +89,6 @@ PATTERNS = {encoding.name: encoding.pattern for encoding in PUBLISHED}
 
 
 def published_encoding(rank_file: bytes) -> PublishedEncoding | None:
-    """The published encoding with these ranks, in tiktoken's file format; None if there is none."""
+    """The published encoding with these ranks (in tiktoken's file format), or None."""
     digest = hashlib.sha256(rank_file).hexdigest()
     return next((known for known in PUBLISHED if known.ranks_sha256 == digest), None)

@@ -1,4 +1,4 @@
-"""Texts on which tokenizers differ: what any two of them are compared on."""
+"""Difficult texts on which tokenizers are compared."""
 
 FIXED_TEXTS = (
     "",

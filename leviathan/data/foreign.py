@@ -87,10 +87,10 @@ class ForeignRows(Rows):
         """Compares every shard with its hashes in index.json.
 
         Returns:
-            The number of shards for which index.json holds no hash.
+            The number of shards without a hash in index.json.
 
         Raises:
-            DataError: a shard is not what index.json says.
+            DataError: a shard differs from index.json.
         """
         return self._files.verify()
 
@@ -120,8 +120,8 @@ class _ForeignShard(ShardFile):
             raise DataError(f"{path}: column {form.column!r} is plain bytes: set data.format.dtype")
         if known and known not in _VALUE_DTYPES.values():
             raise DataError(
-                f"{path}: column {form.column!r} holds {known}, but ids are integers (expected "
-                f"{', '.join(_VALUE_DTYPES.values())}): set data.format.column"
+                f"{path}: column {form.column!r} has the type {known}, but ids are integers "
+                f"(expected {', '.join(_VALUE_DTYPES.values())}): set data.format.column"
             )
         if known and form.dtype and known != form.dtype:
             raise DataError(f"{path}: data.format.dtype is {form.dtype}, the column is {known}")

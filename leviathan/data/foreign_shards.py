@@ -1,8 +1,8 @@
-"""Index and files of the MDS shards that another converter wrote.
+"""Index and files of MDS shards written by other converters.
 
-`index.json` is read strictly: a key or value that this program does not know is refused by name,
-because rows read under a wrong assumption are wrong without an error. Packed shards are unpacked
-into a cache folder under a path that follows from the index and the shard's path in its folder.
+`index.json` is read strictly: unknown keys and values are refused by name, because a wrong
+assumption about the format would yield wrong rows without an error. Compressed shards are unpacked
+into a cache folder, under a path derived from the index and the path of the shard.
 """
 
 import bz2
@@ -29,7 +29,7 @@ _UNPACKERS: dict[str, Callable[[IO[bytes]], Any]] = {
     "gz": lambda file: gzip.GzipFile(fileobj=file),  # pyright: ignore[reportArgumentType]
     "bz2": lambda file: bz2.BZ2File(file),
 }
-_OTHER_COMPRESSIONS = ("br", "snappy")  # the format has them; no reader for them here
+_OTHER_COMPRESSIONS = ("br", "snappy")  # part of the format, but not supported here
 _HASHLIB = {name for name in hashlib.algorithms_guaranteed if not name.startswith("shake_")}
 
 
@@ -38,7 +38,7 @@ class _Strict(BaseModel):
 
 
 class FileEntry(_Strict):
-    """One file of a shard, plain or packed; `hashes` are hexadecimal digests by algorithm."""
+    """One file of a shard, raw or compressed; `hashes` maps algorithms to hexadecimal digests."""
 
     basename: InsideFolder
     bytes: int = Field(ge=0)
@@ -53,7 +53,7 @@ class FileEntry(_Strict):
 
 
 class ShardEntry(_Strict):
-    """The entry of a shard in `index.json`, with every key that the format has."""
+    """The entry of a shard in `index.json`, with all keys of the format."""
 
     version: Literal[2] = 2
     format: Literal["mds"] = "mds"
@@ -84,7 +84,7 @@ class ShardEntry(_Strict):
 
     @property
     def packing(self) -> str:
-        """How the packed file is compressed; an index without `compression` says it by the name."""
+        """The compression of the zip file: from `compression`, else from the suffix of its name."""
         if self.compression is not None:
             return self.compression.partition(":")[0]
         suffix = Path(self.zip_data.basename).suffix[1:] if self.zip_data is not None else ""
@@ -92,10 +92,10 @@ class ShardEntry(_Strict):
 
 
 def new_hash(name: str) -> Any:
-    """A hash object of the named algorithm, one of those that streaming offers.
+    """A hash object of the named algorithm; supports the algorithms of streaming.
 
     Raises:
-        ValueError: the algorithm is not known.
+        ValueError: unknown algorithm.
     """
     if name in _HASHLIB:
         return hashlib.new(name)
@@ -108,33 +108,33 @@ def new_hash(name: str) -> Any:
 
 
 class ForeignShards:
-    """The shards of one folder: their entries, and a plain file for each.
+    """The shards of one folder: their entries, and an uncompressed file for each.
 
-    Opening compares the size of every file with the index. Hashes in the index are compared
-    wherever a shard is unpacked and when an unpacked one is first taken from the cache; those of
-    plain shards only by `verify`, because reading every byte of a shard on every rank costs more
-    than the rows that the rank needs.
+    The constructor compares the size of every file with the index. Hashes are compared when a shard
+    is unpacked and when an unpacked shard is first read from the cache. The hashes of uncompressed
+    shards are only compared by `verify`, because hashing every shard on every rank costs more than
+    reading the rows that the rank needs.
 
     Args:
-        folder: with `index.json` and shards, perhaps in folders below it.
-        cache: where packed shards are unpacked to; None: packed shards are refused.
+        folder: contains `index.json` and the shards, which may be in subfolders.
+        cache: folder for unpacked shards; None refuses compressed shards.
 
     Raises:
-        DataError: the index or a shard cannot be used; the message names it.
+        DataError: the index or a shard (named in the message) cannot be used.
     """
 
     def __init__(self, folder: Path, cache: Path | None) -> None:
         self.folder, self._cache = folder, cache
         self.entries = read_index_json(folder / "index.json", ShardEntry)
         if not sum(entry.samples for entry in self.entries):
-            raise DataError(f"{folder / 'index.json'} lists no rows: the data set is empty")
+            raise DataError(f"{folder / 'index.json'} lists no rows: the dataset is empty")
         self._index_digest = hashlib.sha256((folder / "index.json").read_bytes()).hexdigest()
         self._verified: set[int] = set()  # shards in the cache that this process has hashed
         for entry in self.entries:
             self._stored_file(entry)
 
     def file(self, number: int) -> Path:
-        """The plain file of a shard, unpacked into the cache where only a packed one is there.
+        """The uncompressed file of a shard; unpacks it into the cache if necessary.
 
         Raises:
             DataError: it is missing or damaged, or the cache cannot be written.
@@ -152,13 +152,13 @@ class ForeignShards:
         return raw
 
     def verify(self) -> int:
-        """Hashes every shard; packed ones are unpacked.
+        """Compares every shard with its hashes; unpacks compressed shards.
 
         Returns:
-            The number of shards for which the index holds no hash.
+            The number of shards without a hash in the index.
 
         Raises:
-            DataError: a shard is not what the index says.
+            DataError: a shard differs from the index.
         """
         for number, entry in enumerate(self.entries):
             file = self.file(number)
@@ -170,7 +170,7 @@ class ForeignShards:
         )
 
     def _stored_file(self, entry: ShardEntry) -> tuple[Path, FileEntry]:
-        """What is there of a shard, plain or packed, once its size is known to be right."""
+        """The file of a shard, raw or compressed, and its entry; checks its size."""
         file = entry.raw_data
         path = self.folder / file.basename
         if not path.is_file():
@@ -180,12 +180,12 @@ class ForeignShards:
             path = self.folder / file.basename
             if entry.packing not in _UNPACKERS:
                 raise DataError(
-                    f"{path}: packed as {entry.packing!r}, which cannot be unpacked here: write "
-                    f"the shards as {', '.join(_UNPACKERS)} or plain"
+                    f"{path}: the compression {entry.packing!r} is not supported: write the shards "
+                    f"with {', '.join(_UNPACKERS)} or without compression"
                 )
             if self._cache is None:
                 raise DataError(
-                    f"{path} is packed: set data.format.cache to a folder for the unpacked shards"
+                    f"{path} is compressed: set data.format.cache to a folder for unpacked shards"
                 )
         size = path.stat().st_size
         if size != file.bytes:
@@ -199,9 +199,9 @@ class ForeignShards:
     def _cache_folder(self, entry: ShardEntry, packed: Path) -> Path:
         """The folder for one shard's unpacked file.
 
-        Another index gets another folder, so a data set that is written again under its old path
-        finds nothing of the former one. Where the index has no hashes, two data sets may have the
-        same index: there the packed file's time of change counts as well.
+        The folder depends on the index, so a dataset that is rewritten under the same path does not
+        use shards of its previous version. Without hashes, two datasets may have the same index;
+        the folder then also depends on the modification time of the compressed file.
         """
         assert self._cache is not None
         assert entry.zip_data is not None
@@ -212,17 +212,17 @@ class ForeignShards:
 
 
 def _is_intact(path: Path, entry: FileEntry) -> bool:
-    """Whether the cache holds this shard; a damaged one is reported, to be unpacked again."""
+    """Whether the cache contains this shard; warns if it is damaged."""
     if not path.is_file():
         return False
     problem = _difference(path, entry)
     if problem:
-        say(f"warning: {path}: {problem}; it is unpacked again", style="yellow")
+        say(f"warning: {path}: {problem}; unpacking it again", style="yellow")
     return not problem
 
 
 def _difference(path: Path, entry: FileEntry) -> str | None:
-    """How a file differs from its entry, in words; None if size and hashes agree."""
+    """A description of how a file differs from its entry; None if size and hashes agree."""
     size = path.stat().st_size
     if size != entry.bytes:
         return f"it has {size:,} bytes, index.json says {entry.bytes:,}"
@@ -236,7 +236,7 @@ def _difference(path: Path, entry: FileEntry) -> str | None:
 
 
 class _Hashes:
-    """The hashes that an entry names, computed block by block."""
+    """The hashes of an entry, computed block by block."""
 
     def __init__(self, entry: FileEntry) -> None:
         self._expected = entry.hashes
@@ -249,14 +249,14 @@ class _Hashes:
     def difference(self) -> str | None:
         for name, hash in self._hashes.items():
             if hash.hexdigest() != self._expected[name].lower():
-                return f"its {name} is not the one in index.json"
+                return f"its {name} differs from index.json"
         return None
 
 
 def _unpack(packed: Path, raw: Path, entry: ShardEntry) -> None:
     """Unpacks a shard into the cache and compares size and hashes.
 
-    The file appears complete or not at all: several ranks and threads may unpack it at once.
+    The file is renamed into place: several ranks and threads may unpack it at the same time.
     """
     assert entry.zip_data is not None
     name = f".{raw.name}.{os.uname().nodename}.{os.getpid()}.{threading.get_ident()}.tmp"
@@ -275,7 +275,7 @@ def _unpack(packed: Path, raw: Path, entry: ShardEntry) -> None:
             kind = "truncated" if size < entry.raw_data.bytes else "damaged"
             raise DataError(
                 f"{packed}: {kind}: it does not unpack to the {entry.raw_data.bytes:,} bytes that "
-                "index.json says: copy it again"
+                "index.json states: copy it again"
             )
         if problem := of_packed.difference():
             raise DataError(f"{packed}: damaged: {problem}: copy it again")
@@ -292,13 +292,13 @@ def _unpacked_blocks(packed: Path, source: Any, entry: ShardEntry) -> Iterator[b
     with _damage_named(packed), _UNPACKERS[entry.packing](source) as unpacked:
         while block := unpacked.read(_BLOCK):
             yield block
-    while source.read(_BLOCK):  # what follows the packed stream belongs to the file's hash
+    while source.read(_BLOCK):  # bytes after the compressed stream are part of the hash
         pass
 
 
 @contextmanager
 def _damage_named(packed: Path) -> Iterator[None]:
-    """Turns what a decompressor raises into a DataError; what the system raises stays."""
+    """Converts exceptions of a decompressor to DataError; errors of the system pass through."""
     try:
         yield
     except DataError:
@@ -310,7 +310,7 @@ def _damage_named(packed: Path) -> Iterator[None]:
 
 
 class _Tee:
-    """A file to read from, whose bytes are hashed on the way."""
+    """A readable file that updates hashes with the bytes read."""
 
     def __init__(self, file: IO[bytes], hashes: _Hashes) -> None:
         self._file, self._hashes = file, hashes

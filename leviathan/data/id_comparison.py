@@ -1,7 +1,8 @@
-"""Comparison of a tokenizer's ids with those of the tokenizer that it was made from, or written to.
+"""Comparison of a tokenizer's ids with those of its source or of its export.
 
-A description can be read wrong in ways that no check of its fields finds, for instance where two
-regular-expression engines differ. Equal ids on real and on difficult text are the last proof.
+Checking the fields of a tokenizer description is not sufficient: two regular-expression engines,
+for example, may interpret a pattern differently. The ids of real and of difficult texts are
+therefore compared as well.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from leviathan.data.tokenizer import Tokenizer
 from leviathan.errors import DataError
 
 DOCUMENTS = 1_000
-_SWEEP_STEP = 41  # of all code points, every so many
+_SWEEP_STEP = 41  # distance between the sampled code points
 _CODE_POINTS = 0x20000
 _IDS_SHOWN = 8
 
@@ -22,7 +23,7 @@ EncodeBatch = Callable[[list[str]], Sequence[Sequence[int]]]
 
 @lru_cache(maxsize=1)
 def comparison_texts() -> tuple[str, ...]:
-    """The fixed list, code points of every script, and 1,000 documents of this Python's library."""
+    """The fixed texts, code points of every script, and 1,000 texts of Python's library."""
     codes = [code for code in range(0x20, _CODE_POINTS, _SWEEP_STEP) if not 0xD800 <= code < 0xE000]
     sweep = [
         "".join(f"a{chr(code)}b 1{chr(code)} {chr(code)}" for code in codes[first : first + 100])
@@ -32,19 +33,19 @@ def comparison_texts() -> tuple[str, ...]:
 
 
 def compare_ids(tokenizer: Tokenizer, encode_batch: EncodeBatch, other: str) -> int:
-    """Encodes `comparison_texts` with both and compares the ids.
+    """Encodes `comparison_texts` with two tokenizers and compares the ids.
 
     Args:
-        tokenizer: ours.
-        encode_batch: the other one's ids of several texts, without tokens that it adds around
-            them, and with the strings of special tokens taken as text.
-        other: what to call the other one in the message.
+        tokenizer: the native tokenizer.
+        encode_batch: encodes several texts with the other tokenizer. It must not add tokens, and
+            must encode the strings of special tokens as ordinary text.
+        other: name of the other tokenizer for the message.
 
     Returns:
         The number of texts.
 
     Raises:
-        DataError: the ids differ; names the number of such texts, and the first difference.
+        DataError: the ids differ; the message has the number of texts and the first difference.
     """
     texts = comparison_texts()
     theirs = encode_batch(list(texts))
@@ -62,7 +63,7 @@ def compare_ids(tokenizer: Tokenizer, encode_batch: EncodeBatch, other: str) -> 
     at = next((at for at, (a, b) in pairs if a != b), min(len(own), len(their)))
     begin = max(0, len(tokenizer.decode(own[:at])) - 10)
     raise DataError(
-        f"{len(different):,} of {len(texts):,} texts get other ids than from {other}; the first at "
-        f"{texts[number][begin : begin + 40]!r}: {other} gives {their[at : at + _IDS_SHOWN]}, "
-        f"this tokenizer {own[at : at + _IDS_SHOWN]}"
+        f"the ids of {len(different):,} of {len(texts):,} texts differ from those of {other}; the "
+        f"first difference is at {texts[number][begin : begin + 40]!r}: {other} gives "
+        f"{their[at : at + _IDS_SHOWN]}, this tokenizer {own[at : at + _IDS_SHOWN]}"
     )

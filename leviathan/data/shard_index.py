@@ -1,4 +1,4 @@
-"""`index.json`: which shards a folder of MDS shards has, ours and those of other converters."""
+"""Reader of `index.json`, the list of MDS shards in a folder, ours or of other converters."""
 
 import json
 from collections import Counter
@@ -26,11 +26,11 @@ Entry = TypeVar("Entry", bound=_Shard)
 def _check_inside(name: str) -> str:
     path = PurePosixPath(name)
     if not name or path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
-        raise ValueError(f"{name!r} is no file inside the folder of index.json")
+        raise ValueError(f"{name!r} is not a path inside the folder of index.json")
     return name
 
 
-# The path of a shard relative to its folder: `merge_index` of streaming puts folders into it.
+# The path of a shard relative to index.json; `merge_index` of streaming includes subfolders.
 InsideFolder = Annotated[str, AfterValidator(_check_inside)]
 
 
@@ -42,12 +42,11 @@ def read_index_json(path: Path, entry: type[Entry]) -> list[Entry]:
     """The shards that an `index.json` lists.
 
     Args:
-        path: of the file.
-        entry: the model of one shard's entry.
+        path: path of the file.
+        entry: pydantic model of one shard's entry.
 
     Raises:
-        DataError: the file cannot be read, holds what `entry` does not know, or lists one file
-            twice.
+        DataError: the file cannot be read, does not match `entry`, or lists a file twice.
     """
     try:
         content = json.loads(path.read_bytes())
@@ -55,16 +54,16 @@ def read_index_json(path: Path, entry: type[Entry]) -> list[Entry]:
         entries: Any = dict[Literal["shards"], list[entry]]  # pyright: ignore
         shards = TypeAdapter(entries).validate_python({"shards": content["shards"]})["shards"]
     except OSError as error:
-        raise DataError(f"{path}: {error.strerror}: the data set is not complete") from None
+        raise DataError(f"{path}: {error.strerror}: the dataset is incomplete") from None
     except ValidationError as error:
         raise DataError(_explain(path, error.errors()[0])) from None
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise DataError(f"{path} is empty or damaged: copy or prepare the data set again") from None
+        raise DataError(f"{path} is empty or damaged: copy or prepare the dataset again") from None
     names = Counter(shard.raw_data.basename for shard in shards)
     if twice := [name for name, count in names.items() if count > 1]:
         raise DataError(
-            f"{path} lists the shard {twice[0]} {names[twice[0]]} times: write the index again, "
-            "with the folder of each shard in its basename where several folders were joined"
+            f"{path} lists the shard {twice[0]} {names[twice[0]]} times: write the index again; "
+            "if several folders were merged, include the folder of each shard in its basename"
         )
     return shards
 
@@ -73,11 +72,11 @@ def _explain(path: Path, error: Any) -> str:
     where = ".".join(str(part) for part in error["loc"])
     if error["type"] == "literal_error":
         expected = error["ctx"]["expected"]
-        return f"{path}: {where} is {error['input']!r}, but only {expected} can be read"
+        return f"{path}: {where} is {error['input']!r}, expected {expected}"
     if error["type"] == "extra_forbidden":
-        return f"{path}: {where}: a key that this program does not know: the shards may mean more"
+        return f"{path}: {where}: unknown key, which may change the meaning of the shards"
     if error["type"] == "value_error":
         return f"{path}: {where}: {error['ctx']['error']}"
     return (
-        f"{path} is empty or damaged ({where}: {error['msg']}): copy or prepare the data set again"
+        f"{path} is empty or damaged ({where}: {error['msg']}): copy or prepare the dataset again"
     )

@@ -64,8 +64,8 @@ class Tokenizer:
         name: what the user called it.
         vocab_size: number of ids, that is the highest id plus one (o200k_base: 200,019).
         end_of_text: the id that ends every document (and nothing else: see `encode`).
-        prefix_token: the id that stands before a text that is scored or continued from its
-            beginning. In training on our datasets that is `end_of_text`.
+        prefix_token: the id before a text that is scored or continued from its beginning; on
+            our datasets, this is `end_of_text`.
     """
 
     def __init__(self, encoding: tiktoken.Encoding, end_of_text: int | None = None) -> None:
@@ -82,7 +82,7 @@ class Tokenizer:
 
     @property
     def prefix_token(self) -> int:
-        """See the class; `end_of_text` unless it was set."""
+        """See the class; defaults to `end_of_text`."""
         return self.end_of_text if self._prefix_token is None else self._prefix_token
 
     @prefix_token.setter
@@ -134,7 +134,7 @@ class Tokenizer:
         self.save_as(directory / RANKS_FILE)
 
     def save_as(self, path: Path) -> None:
-        """Writes the ranks to `path` and their description to the `.meta.json` file beside it."""
+        """Writes the ranks to `path` and the description to the `.meta.json` file beside it."""
         meta = {
             "name": self.name,
             "pattern": self.pattern,
@@ -148,19 +148,19 @@ class Tokenizer:
 
 
 def meta_file_of(path: Path) -> Path:
-    """The file that describes the ranks in `path`: `bpe.tiktoken` → `bpe.meta.json`."""
+    """The description file of the ranks in `path`: `bpe.tiktoken` → `bpe.meta.json`."""
     return path.with_suffix(META_SUFFIX)
 
 
 def load_tokenizer(spec: str | Path) -> Tokenizer:
     """Loads a tiktoken name, a `FILE.tiktoken` of ranks, or a folder written by `Tokenizer.save`.
 
-    A rank file does not state its pattern and special tokens. They are read from the `.meta.json`
-    file beside it; without one, the ranks must be those of a published tiktoken encoding.
+    A rank file does not contain its pattern and special tokens. They are read from the `.meta.json`
+    file beside it. Without that file, the ranks must be those of a published tiktoken encoding.
 
     Raises:
-        DataError: no such tokenizer, damaged, a rank file that nothing describes, or tiktoken can
-            neither find nor fetch it.
+        DataError: the tokenizer is missing or damaged, a rank file has no description, or tiktoken
+            can neither find nor fetch the encoding.
     """
     path = Path(spec)
     if path.is_dir():
@@ -203,7 +203,7 @@ def _fingerprint(rank_file: bytes, pattern: str, special_tokens: dict[str, int])
 
 
 def _load_published(path: Path, ranks: dict[bytes, int], meta_path: Path) -> Tokenizer:
-    """A rank file without a description, if tiktoken publishes an encoding with these ranks."""
+    """The published encoding of a rank file without a description."""
     known = published_encoding(_dump_ranks(ranks))
     if known is None:
         names = ", ".join(encoding.name for encoding in PUBLISHED)
@@ -213,18 +213,18 @@ def _load_published(path: Path, ranks: dict[bytes, int], meta_path: Path) -> Tok
             "special_tokens": {END_OF_TEXT: max(ranks.values()) + 1},
         }
         raise DataError(
-            f"{path}: a rank file does not state how text is split into words and which id is "
-            f"{END_OF_TEXT}, there is no {meta_path}, and the ranks are those of no published "
-            f"tiktoken encoding ({names}). Write {meta_path}, a JSON object with the keys `name`, "
-            "`pattern` (the regular expression, or the name of a tiktoken encoding that has it) "
-            f"and `special_tokens` (names and ids, {END_OF_TEXT} among them). For a file from an "
+            f"{path}: a rank file does not contain its split pattern and special tokens, "
+            f"{meta_path} does not exist, and the ranks do not match any published tiktoken "
+            f"encoding ({names}). Write {meta_path}, a JSON object with the keys `name`, `pattern` "
+            "(the regular expression, or the name of a tiktoken encoding with the same pattern) "
+            f"and `special_tokens` (name → id, including {END_OF_TEXT}). For a file of an "
             f"earlier `leviathan tokenizer train`: {json.dumps(example)}"
         )
     return _make(ranks, {**vars(known), "special_tokens": dict(known.special_tokens)}, path)
 
 
 def _read_meta(path: Path) -> dict[str, Any]:
-    """A checked `.meta.json`, its pattern written out."""
+    """The validated content of a `.meta.json` file; names of patterns are expanded."""
     try:
         meta = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -243,7 +243,7 @@ def _read_meta(path: Path) -> dict[str, Any]:
     ids = [*special.values(), end] if isinstance(special, dict) else []
     if not ids or any(type(id) is not int or not 0 <= id < 1 << 32 for id in ids):
         raise DataError(
-            f"{path}: special_tokens must be an object of names and ids, and end_of_text an id; "
+            f"{path}: special_tokens must map names to ids, and end_of_text must be an id; "
             f"found {special!r:.80}, {end!r:.20}"
         )
     if not (isinstance(meta["name"], str) and isinstance(meta["pattern"], str)):
@@ -253,12 +253,11 @@ def _read_meta(path: Path) -> dict[str, Any]:
 
 def _make(ranks: dict[bytes, int], meta: dict[str, Any], path: Path) -> Tokenizer:
     """The tokenizer that `meta`, read from `path`, describes."""
-    if "fingerprint" not in meta:  # written by hand
-        taken = set(ranks.values())
-        for name, id in meta["special_tokens"].items():
-            if id in taken:
-                raise DataError(f"{path}: special_tokens: {name!r} has the id {id}, which is taken")
-            taken.add(id)
+    taken = set(ranks.values())
+    for name, id in meta["special_tokens"].items():
+        if id in taken:
+            raise DataError(f"{path}: special_tokens: the id {id} of {name!r} is already used")
+        taken.add(id)
     try:
         encoding = tiktoken.Encoding(
             name=meta["name"],
@@ -267,11 +266,11 @@ def _make(ranks: dict[bytes, int], meta: dict[str, Any], path: Path) -> Tokenize
             special_tokens=meta["special_tokens"],
         )
     except (ValueError, KeyError) as error:  # a bad expression, or one id for two tokens
-        raise DataError(f"{path}: no tokenizer can be made of it ({error})") from None
+        raise DataError(f"{path}: cannot create the tokenizer ({error})") from None
     tokenizer = Tokenizer(encoding, meta.get("end_of_text"))
     if tokenizer.end_of_text >= tokenizer.vocab_size:
         raise DataError(
-            f"{path}: end_of_text is {tokenizer.end_of_text:,}, beyond the "
+            f"{path}: end_of_text is {tokenizer.end_of_text:,}, but the tokenizer has only "
             f"{tokenizer.vocab_size:,} ids"
         )
     if "fingerprint" not in meta:
@@ -280,18 +279,18 @@ def _make(ranks: dict[bytes, int], meta: dict[str, Any], path: Path) -> Tokenize
 
 
 def _check_pattern(tokenizer: Tokenizer, path: Path) -> None:
-    """Refuses a pattern that matches only parts of a text: tiktoken silently drops the others."""
+    """Refuses a pattern that does not match all of a text: tiktoken silently drops the rest."""
     for text in FIXED_TEXTS:
         try:
             matched = tokenizer.decode(tokenizer.encode(text)) == text
-        except BaseException as error:  # a panic in Rust, as on an empty match, is no Exception
+        except BaseException as error:  # a Rust panic (as on an empty match) is not an Exception
             if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
                 raise
             matched = False
         if not matched:
             raise DataError(
                 f"{path}: the pattern does not match every character of {text[:40]!r}, so ids "
-                "would not stand for the text; use the pattern of the tokenizer's own program"
+                "would lose text; use the pattern of the original tokenizer"
             )
 
 
@@ -340,8 +339,8 @@ def train_bpe(files: Sequence[str | Path], vocab_size: int, out: Path) -> dict[s
     """Trains byte-level BPE on the texts of `files` and writes tiktoken's rank format to `out`.
 
     The file has exactly `vocab_size` entries, the 256 single bytes first. The `.meta.json` file
-    beside it states the pattern and the end-of-text id, which is `vocab_size`. The same texts give
-    the same files. Bad lines are left out, with a warning.
+    beside it contains the pattern and the end-of-text id, which is `vocab_size`. The same texts
+    give the same files. Bad lines are skipped with a warning.
 
     Returns:
         `{"out", "meta", "entries", "vocab_size", "documents", "bytes_of_text", "fingerprint"}`.

@@ -26,7 +26,7 @@ class StepStats:
     grad_norm: float  # global L2 norm before clipping
     tokens: int  # valid target tokens of the global batch
     skipped: bool  # True: loss or gradients were not finite; weights and moments are as before
-    clip_norms: tuple[float, ...] = ()  # what `GuardedAdamW.clip` takes; grad_norm² is Σ norm²
+    clip_norms: tuple[float, ...] = ()  # argument of `GuardedAdamW.clip`; grad_norm² = Σ norm²
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def step_stats(nll: Tensor, squares: Tensor, tokens: int, mesh: Mesh) -> StepSta
 
     Args:
         nll: this rank's sum over targets, float64.
-        squares: this rank's summands of the squared gradient norms by clip index, float64 [n].
+        squares: this rank's part of the squared gradient norms by clip index, float64 `[n]`.
         tokens: valid targets of the global batch.
         mesh: the ranks.
     """
@@ -97,10 +97,10 @@ def step_stats(nll: Tensor, squares: Tensor, tokens: int, mesh: Mesh) -> StepSta
 def squared_norms(
     gradients: NamedTensors, layout: Layout, adamw: GuardedAdamW, device: torch.device
 ) -> Tensor:
-    """Σ g² by clip index `[n]`, in fp32 within a tensor and fp64 over them.
+    """Σ g² by clip index `[n]`, in fp32 within a tensor and in fp64 over tensors.
 
-    Not finite if one gradient is not. Summed over tensor-parallel ranks, each element of the whole
-    parameters counts once. The result is left on the device.
+    Not finite if a gradient is not finite. Summed over tensor-parallel ranks, each element of the
+    full parameters counts once. The result is left on the device.
     """
     count = adamw.clip_count
     if not gradients:

@@ -132,7 +132,7 @@ class DeepSpeedEngine:
         return stats
 
     def _gradient_squares(self) -> torch.Tensor:
-        """This rank's summands of the squared gradient norms by clip index; settles the gradients.
+        """This rank's part of the squared gradient norms by clip index; settles the gradients.
 
         DeepSpeed looks for infinities in some stages and precisions only, so this serves as the
         finite check of all.

@@ -58,7 +58,7 @@ def frequency(
 
     Returns:
         `runs` (label, and per scale one row a bucket) and `pairs` (each other checkpoint minus the
-        first, with 95 % intervals over documents, or why there is none).
+        first, with 95 % intervals over documents, or the reason why there is none).
 
     Raises:
         CheckpointError: no whole checkpoint there.
@@ -131,11 +131,11 @@ def read_counts(file: Path, vocab_size: int, total: int | None = None) -> np.nda
     Args:
         file: an `.npy` file.
         vocab_size: V.
-        total: number of tokens in the training split, where it is known.
+        total: number of tokens in the training split, if known.
 
     Raises:
-        DataError: the file is missing, corrupt, of another vocabulary, or holds values that are no
-            counts of that many tokens.
+        DataError: the file is missing, corrupt, or of another vocabulary, or its values are not
+            counts with this total.
     """
     try:
         counts = np.load(file, allow_pickle=False)

@@ -2,10 +2,11 @@
 
 The only module that imports lm_eval. Rules that the scores follow:
 
-- A request's context begins with the prefix token exactly once: end-of-text, as a document does in
-  training, or an imported model's own beginning-of-sequence token. Where context and continuation
-  are longer than the model's window, the left is cut off and counted.
-- A prompt keeps all its tokens; new tokens are capped to the room that it leaves, and counted.
+- The context of a request begins with the prefix token exactly once: end-of-text, as in training,
+  or the beginning-of-sequence token of an imported model. If both do not fit the model's
+  context, the context is truncated from the left and counted.
+- A prompt keeps all its tokens; the number of new tokens is limited by the remaining context, and
+  limited requests are counted.
 - A rolling request begins with it too; its later windows begin with as much of the text before
   them as fits, as rows of the training data do and as lm-eval's own models do.
 """
@@ -54,9 +55,9 @@ RESULTS, SAMPLES = "lm_eval.json", "lm_eval_{}.jsonl"
 BUILTIN = Path(lm_eval.__file__).parent / "tasks"
 FEWSHOT_SEED = 1234
 DEFAULT_NEW_TOKENS = 256
-# Names of the number of new tokens in a task's generation_kwargs, by lm-eval's own priority.
+# Keys of generation_kwargs for the number of new tokens, in the priority of lm-eval.
 NEW_TOKENS_KEYS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
-# Other keys that greedy generation understands, or that mean nothing to it.
+# Keys that greedy generation supports or may ignore.
 GENERATION_KEYS = {"until", "do_sample", "temperature", "top_p", "top_k", *NEW_TOKENS_KEYS}
 NEUTRAL_OPTIONS = {"num_beams": 1, "repetition_penalty": 1}
 UNNAMED = "unnamed task"
@@ -73,7 +74,7 @@ class LeviathanLM(TemplateLM):
         spanning: requests in which a token spans the border of context and continuation.
         not_finite: names of the tasks in which a log-likelihood came out as no finite number.
         rolled: summed log-likelihood and tokens of whole texts, by task.
-        truncation: what did not fit the model's context, by task.
+        truncation: contexts and generations that did not fit the model's context, by task.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class LeviathanLM(TemplateLM):
         self.not_finite: set[str] = set()
         self.rolled: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
         self.truncation: dict[str, TruncationCounts] = defaultdict(TruncationCounts)
-        self._task_names: list[str] = []  # of the requests being scored
+        self._task_names: list[str] = []  # tasks of the current requests
 
     @property
     def eot_token_id(self) -> int:
@@ -99,7 +100,7 @@ class LeviathanLM(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """The id before every text, as training had it; see `Tokenizer.prefix_token`."""
+        """The id before every text; see `Tokenizer.prefix_token`."""
         return self.encoding.prefix_token
 
     def tok_encode(
@@ -167,7 +168,7 @@ class LeviathanLM(TemplateLM):
         """Greedy continuations, cut at the first stop string.
 
         Raises:
-            ConfigError: the task asks for sampling, or for an option that is not available.
+            ConfigError: the task requires sampling or an unsupported option.
         """
         prompts, stops, lengths = [], [], []
         for request in requests:
@@ -197,7 +198,7 @@ class LeviathanLM(TemplateLM):
         return [found[place] for place in range(len(requests))]
 
     def _alike(self, prompts: Sequence[FittedPrompt], lengths: list[int]) -> Iterator[list[int]]:
-        """Batches of requests for as many new tokens and with prompts of similar length."""
+        """Batches of requests with the same number of new tokens and prompts of similar length."""
         order = sorted(range(len(prompts)), key=lambda i: (lengths[i], -len(prompts[i].ids)))
         while order:
             same = [i for i in order[: self.rows.batch_size] if lengths[i] == lengths[order[0]]]
@@ -367,7 +368,7 @@ def _check_options(task: str, options: dict[str, Any]) -> None:
     """Refuses generation_kwargs that would be ignored.
 
     Raises:
-        ConfigError: sampling, or a key that greedy generation does not have.
+        ConfigError: sampling, or a key that greedy generation does not support.
     """
     if options.get("do_sample") and options.get("temperature", 1):
         raise ConfigError(
@@ -377,15 +378,15 @@ def _check_options(task: str, options: dict[str, Any]) -> None:
     for key, value in options.items():
         if key not in GENERATION_KEYS and NEUTRAL_OPTIONS.get(key, ...) != value:
             raise ConfigError(
-                f"task {task}: generation_kwargs.{key} is {value!r}, which is not available; "
+                f"task {task}: generation_kwargs.{key} is {value!r}, which is not supported; "
                 f"expected {', '.join(sorted(GENERATION_KEYS))}: change it in the task's YAML"
             )
 
 
 def _new_tokens(options: dict[str, Any]) -> int:
-    """The number of new tokens that a task asks for."""
-    asked = (options[key] for key in NEW_TOKENS_KEYS if options.get(key) is not None)
-    return int(next(asked, DEFAULT_NEW_TOKENS))
+    """The number of new tokens that a task requests."""
+    requested = (options[key] for key in NEW_TOKENS_KEYS if options.get(key) is not None)
+    return int(next(requested, DEFAULT_NEW_TOKENS))
 
 
 def _per_token(loglikelihood: float, tokens: float) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Confidence intervals: when one may be shown, and how those over seeds and documents are computed.
+"""Confidence intervals: when they are shown, and their computation over seeds and documents.
 
-Every interval and every statement that two things differ goes through `no_interval`: too few
-observations give an interval that is too narrow and a verdict that is wrong, so the reason is shown
-in its place. Plain numpy and scipy, so that the report needs no torch.
+Every interval and every statement that two quantities differ is checked by `no_interval`. With too
+few observations an interval is too narrow and a conclusion unreliable, so the reason is shown
+instead. Uses only numpy and scipy, so that the report does not need torch.
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ import numpy as np
 from scipy import stats
 
 CONFIDENCE = 0.95
-MIN_SPARE = 3  # observations less parameters, of a fit or of a mean over seeds
-MIN_SAMPLED = 10  # documents or samples behind a mean
+MIN_SPARE = 3  # minimum of observations minus parameters, for a fit or a mean over seeds
+MIN_SAMPLED = 10  # minimum number of documents or samples for a mean
 
 Unit = Literal["row", "seed", "document", "sample"]
 
@@ -29,12 +29,12 @@ class Interval:
 
     @classmethod
     def none(cls, reason: str) -> "Interval":
-        """No interval, for a reason."""
+        """No interval, with the reason."""
         return cls(None, None, reason)
 
     @property
     def excludes_zero(self) -> bool | None:
-        """Whether the interval tells its value from zero; None where there is no interval."""
+        """Whether the interval excludes zero; None if there is no interval."""
         if self.no_interval is not None or self.low is None or self.high is None:
             return None
         return self.low > 0 or self.high < 0
@@ -47,41 +47,42 @@ class Interval:
 def no_interval(
     unit: Unit, observations: int, parameters: int = 0, spread: float | None = None
 ) -> str | None:
-    """Why an interval must not be shown; None where it may.
+    """Why an interval is not shown; None if it is.
 
     Args:
-        unit: what is observed. Rows and seeds need `MIN_SPARE` more than there are parameters,
-            documents and samples need `MIN_SAMPLED`.
-        observations: how many there are.
-        parameters: numbers estimated from them; 1 for a mean over seeds.
-        spread: how far the observations differ; 0 says nothing about their noise.
+        unit: unit of observation. Rows and seeds need `MIN_SPARE` observations more than
+            parameters; documents and samples need `MIN_SAMPLED` observations.
+        observations: number of observations.
+        parameters: number of estimated parameters; 1 for a mean over seeds.
+        spread: variation of the observations; 0 gives no estimate of their noise.
     """
     sampled = unit in ("document", "sample")
     needed = MIN_SAMPLED if sampled else parameters + MIN_SPARE
     if observations < needed:
         return f"{observations} {unit}{'s' * (observations != 1)}; {needed} needed"
     if spread is not None and not spread > 0:
-        return f"all {observations} {unit}s agree exactly, so their noise is unknown"
+        return f"all {observations} {unit}s are identical, so their noise is unknown"
     return None
 
 
 def no_standard_error(samples: Any, error: float) -> str | None:
-    """Why a mean's standard error over samples must not be shown; None where it may.
+    """Why the standard error of a mean over samples is not shown; None if it is.
 
     Args:
-        samples: how many there are; anything but an integer where no file records it.
+        samples: number of samples; not an integer if it was not recorded.
         error: the standard error.
     """
     if isinstance(samples, int) and not isinstance(samples, bool):
         return no_interval("sample", samples, spread=error)
-    return None if error > 0 else "all samples agree exactly, so their noise is unknown"
+    return None if error > 0 else "all samples are identical, so their noise is unknown"
 
 
 def over_seeds(differences: Sequence[float]) -> tuple[Interval, float | None, float | None]:
-    """Student's interval of the mean of paired differences, one a seed.
+    """Student's t interval of the mean of paired differences, one per seed.
 
     Returns:
-        The interval, the standard deviation and the two-sided p; both None where they are unknown.
+        The interval, the standard deviation and the two-sided p-value; the latter two are None if
+        unknown.
     """
     values, count = np.asarray(differences, dtype=float), len(differences)
     std = float(values.std(ddof=1)) if count > 1 else None
@@ -97,18 +98,18 @@ def over_seeds(differences: Sequence[float]) -> tuple[Interval, float | None, fl
 
 
 def over_documents(sums: np.ndarray, tokens: np.ndarray) -> Interval:
-    """Interval of Σ sums / Σ tokens, documents being the independent observations.
+    """Interval of Σ sums / Σ tokens with documents as independent observations.
 
-    Long documents weigh more and pull the mean towards themselves, so each residual is divided by
-    one less its document's share (the jackknife's correction), and Student's degrees of freedom
-    are those that the shares leave.
+    Long documents have more influence on the mean. Each residual is therefore divided by one minus
+    the share of its document (jackknife correction), and the degrees of freedom of Student's t are
+    reduced according to the shares.
 
     Args:
-        sums: per document, [N].
-        tokens: per document, [N]; documents without tokens do not count.
+        sums: sum per document, `[N]`.
+        tokens: number of tokens per document, `[N]`; documents without tokens are ignored.
 
     Source: Bell and McCaffrey 2002, "Bias reduction in standard errors for linear regression with
-    multi-stage samples" (CR3, and degrees of freedom after Satterthwaite).
+    multi-stage samples" (CR3; Satterthwaite's degrees of freedom).
     """
     sums, tokens = sums[tokens > 0].astype(float), tokens[tokens > 0].astype(float)
     if not len(sums):
@@ -129,7 +130,7 @@ def over_documents(sums: np.ndarray, tokens: np.ndarray) -> Interval:
 
 
 def _freedom(share: np.ndarray) -> float:
-    """Degrees of freedom of the variance above, for documents of equal noise and these shares.
+    """Degrees of freedom of the variance in `over_documents`, assuming equal noise per document.
 
     The variance is e'Ae with A = D − d s' − s d' + S s s', where D = diag(d) are the weights of the
     squared residuals, S their sum and s the shares: 2·E²/Var is tr(A)² / tr(A²).
@@ -143,16 +144,16 @@ def _freedom(share: np.ndarray) -> float:
 
 
 def comparisons_note(count: int, outcome: str = "have an interval that excludes zero") -> str:
-    """How many comparisons a table shows, and how many of them would stand out by chance.
+    """Number of comparisons in a table and the expected number of false positives.
 
     Args:
-        count: comparisons at `CONFIDENCE` each; a single one needs no note.
-        outcome: what happens to one in twenty of them where nothing differs.
+        count: number of comparisons at level `CONFIDENCE`; one comparison needs no note.
+        outcome: verb phrase for a false positive.
     """
     if count < 2:
         return ""
     expected = (1 - CONFIDENCE) * count
     return (
-        f"{count} comparisons, not corrected for their number: if nothing differed, about "
-        f"{expected:.2g} of them would {outcome} by chance."
+        f"{count} comparisons, not corrected for multiple comparisons: without any difference, "
+        f"about {expected:.2g} of them would {outcome} by chance."
     )

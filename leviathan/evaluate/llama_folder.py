@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -14,14 +13,14 @@ from leviathan.console import say
 from leviathan.data.tokenizer import Tokenizer
 from leviathan.errors import CheckpointError
 from leviathan.evaluate.llama_tokenizer import read_json
-from leviathan.model.transformer import CausalLM
+from leviathan.model.transformer import CausalLM, meta_model
 
 CONFIG, GENERATION, INDEX = "config.json", "generation_config.json", "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
 ARCHITECTURE = "LlamaForCausalLM"
 
-# What a Llama configuration may state that this model has no counterpart for, and the values that
-# leave the model as it is; the first of them where the key is missing.
+# Keys of a Llama configuration without a counterpart here, and the values that do not change the
+# model. The first value is the default.
 _ONLY: dict[str, tuple[Any, ...]] = {
     "hidden_act": ("silu",),
     "rope_scaling": (None,),
@@ -31,7 +30,7 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "partial_rotary_factor": (1, None),
     "sliding_window": (None,),
     "quantization_config": (None,),
-    "auto_map": (None,),  # names code of the folder's own
+    "auto_map": (None,),  # would import code from the folder
     "is_decoder": (True, False, None),
     "is_encoder_decoder": (False, None),
     "add_cross_attention": (False, None),
@@ -51,13 +50,13 @@ _SHAPE_KEYS = {
     "vocab_size",
 }
 _ROPE_KEYS = {"rope_type", "rope_theta"}
-# Keys that do not change what the weights compute, nor the ids of a text.
+# Keys that change neither the output of the weights nor the ids of a text.
 _NEUTRAL_KEYS = {
     "_attn_implementation",
     "_attn_implementation_autoset",
     "_name_or_path",
-    "architectures",  # checked apart
-    "attention_dropout",  # in training only
+    "architectures",  # checked separately
+    "attention_dropout",  # only in training
     "bos_token_id",  # see `check_llama_pair`
     "eos_token_id",
     "pad_token_id",
@@ -86,43 +85,45 @@ def read_llama_config(folder: Path) -> ModelConfig:
             models do not have (scaled rotary positions, biases, other activations).
     """
     file = folder / CONFIG
-    said = read_json(file)
-    rope = said.get("rope_parameters") or {}  # where transformers 5 puts it
+    content = read_json(file)
+    rope = content.get("rope_parameters") or {}  # where transformers 5 puts it
     problems = []
-    if said.get("model_type") != "llama":
-        problems.append(f"model_type is {said.get('model_type')!r}, only llama can be read")
+    if content.get("model_type") != "llama":
+        problems.append(f"model_type is {content.get('model_type')!r}, only llama can be read")
     problems += [
-        f"{key} is {said[key]!r:.80}, native models know only {allowed[0]!r}"
+        f"{key} is {content[key]!r:.80}, native models support only {allowed[0]!r}"
         for key, allowed in _ONLY.items()
-        if said.get(key, allowed[0]) not in allowed
+        if content.get(key, allowed[0]) not in allowed
     ]
-    if said.get("architectures") not in (None, [ARCHITECTURE]):
-        problems.append(f"architectures is {said['architectures']!r}, expected {[ARCHITECTURE]}")
+    if content.get("architectures") not in (None, [ARCHITECTURE]):
+        problems.append(f"architectures is {content['architectures']!r}, expected {[ARCHITECTURE]}")
     if rope.get("rope_type", "default") != "default" or rope.keys() - _ROPE_KEYS:
-        problems.append(f"rope_parameters is {rope!r:.120}, native models have no scaled positions")
+        problems.append(
+            f"rope_parameters is {rope!r:.120}, native models do not support scaled positions"
+        )
     if problems:
         raise CheckpointError(f"{file}: {'; '.join(problems)}")
-    if unknown := sorted(said.keys() - _ONLY.keys() - _SHAPE_KEYS - _NEUTRAL_KEYS):
+    if unknown := sorted(content.keys() - _ONLY.keys() - _SHAPE_KEYS - _NEUTRAL_KEYS):
         say(f"warning: {file}: unknown keys are ignored: {', '.join(unknown)}", style="yellow")
     try:
-        heads = said["num_attention_heads"]
-        if said.get("head_dim") not in (None, said["hidden_size"] // heads):
+        heads = content["num_attention_heads"]
+        if content.get("head_dim") not in (None, content["hidden_size"] // heads):
             raise CheckpointError(
-                f"{file}: head_dim is {said['head_dim']}; native models have hidden_size / "
-                f"num_attention_heads = {said['hidden_size'] // heads}"
+                f"{file}: head_dim is {content['head_dim']}; native models have hidden_size / "
+                f"num_attention_heads = {content['hidden_size'] // heads}"
             )
         return ModelConfig.model_validate(
             {
-                "d_model": said["hidden_size"],
-                "n_layers": said["num_hidden_layers"],
+                "d_model": content["hidden_size"],
+                "n_layers": content["num_hidden_layers"],
                 "n_heads": heads,
-                "n_kv_heads": said.get("num_key_value_heads") or heads,
-                "d_ff": said["intermediate_size"],
-                "seq_len": said.get("max_position_embeddings", 2048),
-                "vocab_size": said["vocab_size"],
-                "rope_theta": float(said.get("rope_theta") or rope.get("rope_theta", 10_000.0)),
-                "norm_eps": float(said.get("rms_norm_eps", 1e-6)),
-                "embedding": {"kind": "tied" if said.get("tie_word_embeddings") else "untied"},
+                "n_kv_heads": content.get("num_key_value_heads") or heads,
+                "d_ff": content["intermediate_size"],
+                "seq_len": content.get("max_position_embeddings", 2048),
+                "vocab_size": content["vocab_size"],
+                "rope_theta": float(content.get("rope_theta") or rope.get("rope_theta", 10_000.0)),
+                "norm_eps": float(content.get("rms_norm_eps", 1e-6)),
+                "embedding": {"kind": "tied" if content.get("tie_word_embeddings") else "untied"},
             }
         )
     except (KeyError, TypeError, ZeroDivisionError, ValidationError) as error:
@@ -130,18 +131,18 @@ def read_llama_config(folder: Path) -> ModelConfig:
 
 
 def check_llama_pair(folder: Path, config: ModelConfig, tokenizer: Tokenizer) -> None:
-    """Whether tokenizer and model fit each other.
+    """Checks that tokenizer and model are compatible.
 
-    Where the model's files and the tokenizer name different special tokens, a warning says so:
-    scores and generation here follow the tokenizer, as the prefix of lm-eval's `hf` model does.
+    Prints a warning if the model's files and the tokenizer have different special tokens: scoring
+    and generation use those of the tokenizer, as lm-eval's `hf` model does for its prefix.
 
     Raises:
         CheckpointError: the tokenizer has more ids than the model.
     """
     if tokenizer.vocab_size > config.vocab_size:
         raise CheckpointError(
-            f"{folder}: the tokenizer has {tokenizer.vocab_size:,} ids, the model "
-            f"{config.vocab_size:,}: they do not belong together"
+            f"{folder}: the tokenizer has {tokenizer.vocab_size:,} ids, but the model only "
+            f"{config.vocab_size:,}: use the tokenizer of this model"
         )
     own = {"bos_token_id": tokenizer.prefix_token, "eos_token_id": tokenizer.end_of_text}
     for name in (CONFIG, GENERATION):
@@ -149,8 +150,8 @@ def check_llama_pair(folder: Path, config: ModelConfig, tokenizer: Tokenizer) ->
         for key, id in own.items():
             if content.get(key) not in (None, id, [id]):
                 say(
-                    f"warning: {folder / name}: {key} is {content[key]}, the tokenizer's is {id}, "
-                    "which is used",
+                    f"warning: {folder / name}: {key} is {content[key]}, but the tokenizer has "
+                    f"{id}; using {id}",
                     style="yellow",
                 )
 
@@ -161,8 +162,7 @@ def read_llama_model(folder: Path, config: ModelConfig) -> CausalLM:
     Raises:
         CheckpointError: files or tensors are missing, damaged or of other shapes.
     """
-    with torch.device("meta"):
-        model = CausalLM(config)
+    model = meta_model(config)
     found = {name: value.float() for name, value in _read_weights(folder).items()}
     if config.embedding.kind == "tied":
         found.pop("lm_head.weight", None)  # some writers store it twice

@@ -1,10 +1,10 @@
-"""The tokenizer of a Hugging Face folder as a tiktoken vocabulary, where that gives the same ids.
+"""Conversion of the tokenizer of a Hugging Face folder to a tiktoken vocabulary with the same ids.
 
 Every component and field of `tokenizer.json`, and every key of `tokenizer_config.json` that changes
-ids, is either reproduced or refused by name. Afterwards the ids are compared with those of the
-`tokenizers` library on many texts, because two descriptions that read alike can still differ.
+ids, is either reproduced or refused by name. The ids of many texts are then compared with those of
+the `tokenizers` library, because equivalent descriptions can still give different ids.
 
-The string of a special token in a text stays text, as in training.
+The string of a special token in a text is encoded as ordinary text, as in training.
 """
 
 import json
@@ -23,8 +23,8 @@ from leviathan.errors import CheckpointError, DataError
 
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 SPECIAL_TOKENS_MAP, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"
-MARKER = "export.json"  # what this project's own export states about itself
-UNUSED = "<|unused_{}|>"  # what an export calls an id that its tokenizer leaves unused
+MARKER = "export.json"  # written by `leviathan export`
+UNUSED = "<|unused_{}|>"  # name of an unused id in an export
 
 _TIKTOKEN_PATTERNS = {theirs: ours for ours, theirs in TOKENIZERS_PATTERNS.items()}
 _EXPECTED = (
@@ -32,8 +32,8 @@ _EXPECTED = (
     "Llama 3 and in this project's exports"
 )
 
-# Field → the values with which this project gives the same ids. A field that is missing has the
-# first one, except where the library's own default is another.
+# Field → the values for which the conversion gives the same ids. The first value is the default
+# of a missing field, unless the library has another default.
 _SPLIT = {"behavior": ("Isolated",), "invert": (False,)}
 _ANY_BOOL = (True, False)
 _BYTE_LEVEL = {"add_prefix_space": (False,), "use_regex": (False,), "trim_offsets": _ANY_BOOL}
@@ -61,10 +61,10 @@ _TOP_LEVEL = {
 }
 _ADDED_FIELDS = {"id", "content", "special", "single_word", "lstrip", "rstrip", "normalized"}
 
-# Keys of tokenizer_config.json that change ids → the values that leave them as they are.
+# Keys of tokenizer_config.json that can change ids → the values that do not change them.
 _CONFIG_KEYS: dict[str, tuple[Any, ...]] = {
-    # Other classes change the tokenizer when transformers loads it. The second is what
-    # transformers 5 writes for the first.
+    # Other classes change the tokenizer when transformers loads it. transformers 5 writes the
+    # second name for the first.
     "tokenizer_class": ("PreTrainedTokenizerFast", "TokenizersBackend"),
     "add_prefix_space": (False, None),
     "do_lower_case": (False, None),
@@ -86,7 +86,7 @@ _NEUTRAL_CONFIG_KEYS = {
     "errors",
     "extra_special_tokens",
     "is_local",
-    "legacy",  # of SentencePiece tokenizers only
+    "legacy",  # only for SentencePiece tokenizers
     "mask_token",
     "max_length",
     "model_input_names",
@@ -119,7 +119,7 @@ class _Source:
 
     @property
     def added(self) -> dict[str, int]:
-        """Content → id of the added tokens, which are all special once `_problems` is empty."""
+        """Content → id of the added tokens; the checks ensure that all of them are special."""
         return {token["content"]: token["id"] for token in self.tokenizer["added_tokens"]}
 
     def special_token(self, key: str) -> str | None:
@@ -128,15 +128,14 @@ class _Source:
 
 
 def read_llama_tokenizer(folder: Path) -> Tokenizer:
-    """The tiktoken vocabulary inside a byte-level BPE `tokenizer.json`, compared with the original.
+    """Converts a byte-level BPE `tokenizer.json` and compares the ids with the original's.
 
-    Its end-of-text id is the tokenizer's end-of-sequence token, whatever that is called there. Its
-    prefix token is the beginning-of-sequence token if there is one, else end-of-text; that is what
-    lm-eval's `hf` model takes.
+    The end-of-text id is that of the tokenizer's end-of-sequence token. The prefix token is the
+    beginning-of-sequence token if there is one, else end-of-text, as in lm-eval's `hf` model.
 
     Raises:
-        CheckpointError: missing, damaged, a component or field that cannot be reproduced (named),
-            or ids that differ from those of the `tokenizers` library.
+        CheckpointError: a file is missing or damaged, a component or field (named in the message)
+            cannot be reproduced, or ids differ from those of the `tokenizers` library.
     """
     folder = Path(folder)
     file = folder / TOKENIZER
@@ -161,14 +160,14 @@ def read_llama_tokenizer(folder: Path) -> Tokenizer:
     if problem := _merge_problem(source, original):
         raise CheckpointError(f"{file}: {problem}")
     try:
-        compare_ids(tokenizer, lambda texts: encode_original(original, texts), f"{file.name}")
+        compare_ids(tokenizer, lambda texts: encode_original(original, texts), file.name)
     except DataError as error:
         raise CheckpointError(f"{folder}: {error}") from None
     return tokenizer
 
 
 def load_original(folder: Path) -> Any:
-    """The `tokenizers` library's own tokenizer of a folder, which takes special strings as text."""
+    """The tokenizer of a folder in the `tokenizers` library; encodes special strings as text."""
     from tokenizers import Tokenizer as Original
 
     try:
@@ -180,7 +179,7 @@ def load_original(folder: Path) -> Any:
 
 
 def encode_original(original: Any, texts: list[str]) -> list[list[int]]:
-    """Its ids of several texts, without added tokens."""
+    """The ids of several texts, without added tokens."""
     return [one.ids for one in original.encode_batch_fast(texts, add_special_tokens=False)]
 
 
@@ -188,7 +187,7 @@ def encode_original(original: Any, texts: list[str]) -> list[list[int]]:
 
 
 def _tokenizer_problems(source: _Source) -> Iterator[str]:
-    """What in tokenizer.json cannot be reproduced, each by component and field."""
+    """Components and fields of tokenizer.json that cannot be reproduced."""
     content = source.tokenizer
     for key in sorted(content.keys() - _TOP_LEVEL):
         yield f"{TOKENIZER}: {key}: unknown component"
@@ -207,8 +206,8 @@ def _tokenizer_problems(source: _Source) -> Iterator[str]:
         name = f"added_tokens[{token['id']}] {token['content']!r}"
         if token.get("special") is not True:
             yield (
-                f"{TOKENIZER}: {name}: special is {token.get('special')}: an added token that is "
-                "not special is matched in ordinary text"
+                f"{TOKENIZER}: {name}: special is {token.get('special')}: added tokens that are "
+                "not special are matched in ordinary text"
             )
         for key in sorted(token.keys() - _ADDED_FIELDS):
             yield f"{TOKENIZER}: {name}: unknown field {key}"
@@ -238,13 +237,13 @@ def _model_problems(model: Mapping[str, Any]) -> Iterator[str]:
     if kind != "BPE":
         yield f"{TOKENIZER}: model.type is {kind!r}, expected 'BPE'"
         return
-    # Every byte is in the vocabulary (checked when it is read), so nothing is ever unknown.
+    # `_ranks` checks that every byte is in the vocabulary, so unk_token is never used.
     also = {"vocab", "merges", "unk_token"}
     yield from _field_problems("model", model, _BPE, also=also)
 
 
 def _post_processor_problems(component: Any, source: _Source) -> Iterator[str]:
-    """It may do nothing to ids but put the beginning-of-sequence token before them."""
+    """A post-processor may only put the beginning-of-sequence token before the ids."""
     parts = [component] if isinstance(component, dict) else []
     if parts and component.get("type") == "Sequence":
         parts = component["processors"]
@@ -285,7 +284,7 @@ def _field_problems(
 
 
 def _short(component: Any) -> str:
-    """A component by its type, with the types inside it."""
+    """The type of a component, with the types of its parts."""
     if not isinstance(component, dict) or "type" not in component:
         return f"{component!r:.80}"
     inner = next((value for value in component.values() if isinstance(value, list)), [])
@@ -297,7 +296,7 @@ def _short(component: Any) -> str:
 
 
 def _config_problems(source: _Source) -> Iterator[str]:
-    """What in the files beside tokenizer.json cannot be reproduced; unknown keys are reported."""
+    """Settings outside tokenizer.json that cannot be reproduced; warns about unknown keys."""
     config, added = source.config, source.added
     for key, allowed in _CONFIG_KEYS.items():
         if config.get(key) not in allowed:
@@ -314,24 +313,24 @@ def _config_problems(source: _Source) -> Iterator[str]:
     for key in ("bos_token", "eos_token"):
         names = {_content(config.get(key)), _content(source.special_tokens_map.get(key))} - {None}
         if len(names) > 1:
-            yield f"{key} is not the same in {TOKENIZER_CONFIG} and {SPECIAL_TOKENS_MAP}: {names}"
+            yield f"{key} differs between {TOKENIZER_CONFIG} and {SPECIAL_TOKENS_MAP}: {names}"
         elif not names and key == "eos_token":
             yield (
-                f"{TOKENIZER_CONFIG}: eos_token is missing: state which special token of "
-                f"{TOKENIZER} ends a document"
+                f"{TOKENIZER_CONFIG}: eos_token is missing: set it to the special token of "
+                f"{TOKENIZER} that ends a document"
             )
         for name in names - added.keys():
-            yield f"{TOKENIZER_CONFIG}: {key} {name!r} is no special token of {TOKENIZER}"
+            yield f"{TOKENIZER_CONFIG}: {key} {name!r} is not a special token of {TOKENIZER}"
     if unknown := sorted(config.keys() - _CONFIG_KEYS.keys() - _NEUTRAL_CONFIG_KEYS):
         say(
             f"warning: {source.folder / TOKENIZER_CONFIG}: unknown keys are ignored: "
-            f"{', '.join(unknown)} (the ids of many texts are compared all the same)",
+            f"{', '.join(unknown)} (the ids of many texts are still compared)",
             style="yellow",
         )
 
 
 def _content(token: Any) -> str | None:
-    """The string of a special token, which may be an object with its options."""
+    """The string of a special token, which may be an object with options."""
     return token.get("content") if isinstance(token, dict) else token
 
 
@@ -356,13 +355,13 @@ def _make_tokenizer(source: _Source) -> Tokenizer:
         )
     except (ValueError, KeyError) as error:
         raise CheckpointError(
-            f"{source.folder / TOKENIZER}: no tiktoken vocabulary can be made of it ({error})"
+            f"{source.folder / TOKENIZER}: cannot create a tiktoken vocabulary ({error})"
         ) from None
     tokenizer = Tokenizer(encoding, end)
     if prefix is not None:
         tokenizer.prefix_token = prefix
     if isinstance(own := marker.get("end_of_text"), int):
-        # The documents of this export's training data may have ended with an ordinary id.
+        # In the training data of an export, documents may end with an ordinary id.
         tokenizer.end_of_text = tokenizer.prefix_token = own
     return tokenizer
 
@@ -373,15 +372,15 @@ def _pattern(source: _Source) -> str:
 
 
 def _ranks(source: _Source) -> dict[bytes, int]:
-    """Bytes → id. Tokens are written in GPT-2's printable alphabet."""
+    """Bytes → id. The file has tokens in GPT-2's printable alphabet."""
     to_byte, added, ranks = byte_of_character(), source.added, {}
     for token, id in source.tokenizer["model"]["vocab"].items():
         if token in added:
             continue
         if unknown := [character for character in token if character not in to_byte]:
             raise CheckpointError(
-                f"{source.folder / TOKENIZER}: model.vocab: {token!r} has {unknown[0]!r}, which "
-                "stands for no byte: the vocabulary is no byte-level one"
+                f"{source.folder / TOKENIZER}: model.vocab: {token!r} contains {unknown[0]!r}, "
+                "which does not represent a byte: the vocabulary is not byte-level"
             )
         ranks[bytes(to_byte[character] for character in token)] = id
     missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
@@ -394,7 +393,7 @@ def _ranks(source: _Source) -> dict[bytes, int]:
 
 
 def _merge_problem(source: _Source, original: Any) -> str | None:
-    """Where merging by the list differs from tiktoken's rule: the pair of the lowest rank first."""
+    """Where the order of merges differs from tiktoken's (lowest rank first); None if nowhere."""
     model = source.tokenizer["model"]
     vocab, last = model["vocab"], -1
     for number, merge in enumerate(model["merges"]):
@@ -404,18 +403,18 @@ def _merge_problem(source: _Source, original: Any) -> str | None:
             return f"model.merges[{number}]: {left + right!r} is not in model.vocab"
         if rank < last:
             return (
-                f"model.merges[{number}]: {left + right!r} has id {rank}, below {last} of an "
-                "earlier merge: tiktoken merges in the order of ids, so the ids would differ"
+                f"model.merges[{number}]: {left + right!r} has the id {rank}, below {last} of an "
+                "earlier merge: tiktoken merges in the order of ids, so ids would differ"
             )
         last = rank
     if model.get("ignore_merges"):
-        return None  # a word that is in the vocabulary is taken as it is, as tiktoken does
+        return None  # like tiktoken, uses words of the vocabulary without merging
     added = source.added
     for token, id in vocab.items():
         if token not in added and [part.id for part in original.model.tokenize(token)] != [id]:
             return (
-                f"model.merges do not lead to {token!r} (id {id}), which tiktoken would use: the "
-                "ids would differ"
+                f"model.merges do not produce {token!r} (id {id}), which tiktoken would use: ids "
+                "would differ"
             )
     return None
 
@@ -424,17 +423,17 @@ def _merge_problem(source: _Source, original: Any) -> str | None:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object.
+    """Reads a JSON object.
 
     Raises:
-        CheckpointError: missing, damaged, or something else.
+        CheckpointError: the file is missing, damaged, or not a JSON object.
     """
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file}: missing or damaged ({error})") from None
     if not isinstance(content, dict):
-        raise CheckpointError(f"{file}: damaged: not an object")
+        raise CheckpointError(f"{file}: damaged: not a JSON object")
     return content
 
 

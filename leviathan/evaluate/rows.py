@@ -59,7 +59,7 @@ class RowScorer:
         return [results[index] for index in range(len(rows))]
 
     def overflow(self, context: Sequence[int], continuation: Sequence[int]) -> int:
-        """How many ids of a context are cut off so that it fits together with its continuation."""
+        """Number of ids to remove from a context so that it fits together with its continuation."""
         return max(0, len(context) + len(continuation) - (self.max_length + 1))
 
     def generate(

@@ -144,13 +144,13 @@ class Strata:
 def paired_difference(base: Strata, other: Strata) -> dict[str, Any]:
     """Loss of `other` minus loss of `base` on the same targets, negative where `other` is better.
 
-    The interval takes whole documents as observations, since the tokens of one document are not
-    independent. It says how far the difference depends on the documents, not on the seed of the
-    training run. Below ten documents there is none, and `no_interval` says why.
+    The interval uses documents as observations, because the tokens of a document are not
+    independent. It shows the variation between documents, not between seeds of the training run.
+    With fewer than ten documents there is no interval, and `no_interval` states the reason.
 
     Returns:
-        Per scale one row a bucket, and `all`: `difference`, `low`, `high`, `documents`,
-        `no_interval`; and `comparisons`: how many rows of a scale have an interval.
+        Per scale one row per bucket, and `all`: `difference`, `low`, `high`, `documents`,
+        `no_interval`; and `comparisons`: the number of rows of each scale with an interval.
 
     Raises:
         DataError: the two were not computed on the same targets.
@@ -176,7 +176,7 @@ def paired_difference(base: Strata, other: Strata) -> dict[str, Any]:
 
 
 def comparisons_of(pairs: Sequence[dict[str, Any]]) -> int:
-    """How many intervals the tables of these paired differences show, over both scales."""
+    """Number of intervals in the tables of these paired differences, over both scales."""
     return sum(sum(pair["comparisons"].values()) for pair in pairs)
 
 
@@ -187,7 +187,7 @@ def _same_targets(base: Strata, other: Strata) -> bool:
 
 
 def _difference(gain: np.ndarray, tokens: np.ndarray) -> dict[str, Any]:
-    """Mean of `gain` per token over documents [N], with its interval or why there is none."""
+    """Mean of `gain` per token over documents `[N]`, with its interval or the reason for none."""
     count, documents = int(tokens.sum()), int((tokens > 0).sum())
     found = over_documents(gain, tokens) if count else Interval(None, None)
     difference = float(gain.sum() / count) if count else None

@@ -1,4 +1,4 @@
-"""What does not fit a model's context, counted so that every result can report it."""
+"""Fits prompts to a model's context, and counts truncated contexts and capped generations."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ from leviathan.console import say
 
 @dataclass
 class TruncationCounts:
-    """Of some requests.
+    """Counts of truncation for a set of requests.
 
     Attributes:
-        contexts: contexts that were truncated from the left.
-        tokens: tokens that were cut off them.
-        capped_generations: generations that got fewer new tokens than asked for.
+        contexts: number of contexts that were truncated from the left.
+        tokens: number of tokens removed from them.
+        capped_generations: number of generations limited below the requested number of new tokens.
     """
 
     contexts: int = 0
@@ -21,37 +21,37 @@ class TruncationCounts:
     capped_generations: int = 0
 
     def add_context(self, dropped: int) -> None:
-        """Counts one context with as many tokens cut off, if any."""
+        """Counts a context from which `dropped` tokens (may be 0) were removed."""
         self.contexts += dropped > 0
         self.tokens += dropped
 
     def report(self, subject: str, window: int) -> None:
-        """Warns on the console where anything was truncated."""
+        """Prints a warning if anything was truncated or capped."""
         if self.contexts:
             say(
                 f"warning: {subject}: {self.contexts:,} contexts did not fit the model's context "
-                f"of {window:,} tokens and were truncated from the left, by {self.tokens:,} "
-                "tokens in all",
+                f"of {window:,} tokens and were truncated from the left, by a total of "
+                f"{self.tokens:,} tokens",
                 style="yellow",
             )
         if self.capped_generations:
             say(
                 f"warning: {subject}: {self.capped_generations:,} generations were capped below "
-                f"the number of new tokens asked for, to what the model's context of {window:,} "
-                "tokens leaves after the prompt",
+                "the requested number of new tokens, because prompt and new tokens must fit the "
+                f"model's context of {window:,} tokens",
                 style="yellow",
             )
 
 
 @dataclass(frozen=True)
 class FittedPrompt:
-    """A prompt and its new tokens as they fit the context together.
+    """A prompt and a number of new tokens that fit the context together.
 
     Attributes:
-        ids: the prompt, without its first `dropped` ids.
-        new_tokens: how many may follow.
-        dropped: ids cut off.
-        capped: whether `new_tokens` is fewer than asked for.
+        ids: the prompt without its first `dropped` ids.
+        new_tokens: maximum number of new tokens.
+        dropped: number of ids removed from the prompt.
+        capped: whether `new_tokens` is less than requested.
     """
 
     ids: list[int]
@@ -60,18 +60,19 @@ class FittedPrompt:
     capped: bool
 
     def count(self, counts: TruncationCounts) -> None:
-        """Adds what was lost to `counts`."""
+        """Adds this prompt to `counts`."""
         counts.add_context(self.dropped)
         counts.capped_generations += self.capped
 
 
 def fit_prompt(ids: Sequence[int], new_tokens: int, window: int) -> FittedPrompt:
-    """Makes room for a continuation without giving up any of the prompt, if that is possible.
+    """Fits a prompt and its continuation into the window, without truncating it if possible.
 
-    A prompt that leaves some room keeps all its ids, and the new tokens are capped to the room. A
-    prompt that fills the window alone is truncated from the left, as contexts of log-likelihood
-    requests are; the room that makes is what was asked for, at most half of the window. (vLLM
-    refuses such a prompt, lm-eval's `hf` truncates it, and also one that would have fit.)
+    A prompt shorter than the window keeps all its ids, and the number of new tokens is limited to
+    the rest of the window. A prompt that fills the window is truncated from the left, like the
+    contexts of log-likelihood requests, to make room for the requested tokens, at most half of the
+    window. (vLLM refuses such a prompt. lm-eval's `hf` model truncates it, but also truncates
+    prompts that fit.)
     """
     room = window - len(ids)
     if room > 0:

@@ -36,15 +36,15 @@ PREFIX = {
 }
 SPECIALS = {
     True: """\
-  It splits the strings of special tokens out of a text; pass `split_special_tokens=True` to read
-  them as ordinary text.""",
+  It encodes the strings of special tokens in a text as special tokens; pass
+  `split_special_tokens=True` to encode them as ordinary text.""",
     False: """\
-  It reads the strings of special tokens in a text as ordinary text, as in training; pass
-  `split_special_tokens=False` to write them as ids.""",
+  It encodes the strings of special tokens in a text as ordinary text, as in training; pass
+  `split_special_tokens=False` to encode them as special tokens.""",
 }
 OWN_DOCUMENTS = "Every training document ended with the id {end_of_text}, so a text"
 IMPORTED_DOCUMENTS = (
-    "The tokenizer is the imported model's own, unchanged. Its documents end with the id "
+    "The tokenizer is that of the imported model, unchanged. Its documents end with the id "
     "{end_of_text}; a text"
 )
 EXAMPLE_ADDED = 'ids = tokenizer("Once upon a time", return_tensors="pt").input_ids'
@@ -96,15 +96,15 @@ print(tokenizer.decode(model.generate(ids, max_new_tokens=40)[0]))
 
 @dataclass(frozen=True)
 class TokenizerNotes:
-    """What a user of the exported tokenizer must know.
+    """Properties of the exported tokenizer for the model card.
 
     Attributes:
         end_of_text: the id that ends a document.
-        prefix_id: the id that stands before a text.
-        prefix_token: its string.
-        adds_prefix: whether the tokenizer puts it there by itself.
-        imported: whether it is an imported model's own tokenizer, unchanged.
-        splits_special: whether it splits the strings of special tokens out of a text.
+        prefix_id: the id before a text.
+        prefix_token: the string of `prefix_id`.
+        adds_prefix: whether the tokenizer adds the prefix itself.
+        imported: whether it is the unchanged tokenizer of an imported model.
+        splits_special: whether it encodes the strings of special tokens as special tokens.
     """
 
     end_of_text: int
@@ -126,7 +126,7 @@ def model_card(
 
     Args:
         config: of the native model.
-        notes: about the tokenizer.
+        notes: properties of the tokenizer.
         dtype: of the exported weights.
         exported: parameters in the exported folder.
         facts: about the training run, shown in their order.

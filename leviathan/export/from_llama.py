@@ -28,7 +28,7 @@ from leviathan.evaluate.llama_folder import (
     read_llama_model,
 )
 from leviathan.evaluate.llama_tokenizer import read_llama_tokenizer
-from leviathan.export.hf_llama import quiet_transformers
+from leviathan.export.hf_llama import AS_TEXT, quiet_transformers
 from leviathan.export.imported import keep_tokenizer
 
 STEP = 0  # nothing was trained here
@@ -38,9 +38,9 @@ def import_llama(folder: Path, run_dir: Path) -> dict[str, Any]:
     """Writes run_dir/checkpoints/step-00000000 from a Llama folder: weights, no moments.
 
     Every command that reads a checkpoint takes it: perplexity, eval, frequency, generate, export.
-    Before anything is written, the tokenizer's ids are compared with those that `tokenizers` and
-    transformers give. The folder's tokenizer files are kept in the checkpoint, so that `export`
-    writes the tokenizer as it was.
+    Before anything is written, the tokenizer's ids are compared with those of `tokenizers` and
+    transformers. The checkpoint keeps the tokenizer files of the folder, so that `export` writes
+    the tokenizer unchanged.
 
     Args:
         folder: with config.json, safetensors and tokenizer.json.
@@ -50,8 +50,7 @@ def import_llama(folder: Path, run_dir: Path) -> dict[str, Any]:
         What was written.
 
     Raises:
-        CheckpointError: the folder is damaged, no model that can be had natively, or one whose
-            tokenizer cannot be reproduced.
+        CheckpointError: the folder is damaged, or its model or tokenizer cannot be reproduced.
         ConfigError: `run_dir` has checkpoints already.
     """
     folder, run_dir = Path(folder), Path(run_dir)
@@ -106,23 +105,23 @@ def import_llama(folder: Path, run_dir: Path) -> dict[str, Any]:
 
 
 def _compare_with_transformers(folder: Path, tokenizer: Tokenizer) -> int:
-    """The number of texts for which transformers' tokenizer of the folder gives our ids.
+    """Compares the ids with those of transformers; returns the number of compared texts.
 
-    It may differ from the `tokenizers` library's, because tokenizer_config.json changes it.
+    transformers may give other ids than the `tokenizers` library, because it also reads
+    tokenizer_config.json.
 
     Raises:
-        CheckpointError: it cannot be loaded, or an id differs.
+        CheckpointError: the tokenizer cannot be loaded, or ids differ.
     """
     try:
         fast = quiet_transformers().PreTrainedTokenizerFast.from_pretrained(folder)
-    except Exception as error:  # whatever the files make it raise
+    except Exception as error:  # the type of the exception depends on the files
         raise CheckpointError(
             f"{folder}: transformers cannot load the tokenizer ({type(error).__name__}: {error})"
         ) from None
 
     def encode(texts: list[str]) -> list[list[int]]:
-        options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
-        return fast(texts, **options).input_ids
+        return fast(texts, **AS_TEXT).input_ids
 
     try:
         return compare_ids(tokenizer, encode, "transformers")

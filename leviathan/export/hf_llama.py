@@ -32,6 +32,8 @@ FP32_TOLERANCE = 1e-4
 ROUNDED_TOLERANCE = {"bf16": 0.05, "fp16": 0.01}
 SAMPLE = (2, 64)  # rows and tokens of the batch that is compared
 LINE_TOKENS = 48
+# Options of transformers' tokenizers for the ids of an ordinary text.
+AS_TEXT = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
 # What a tokenizer can get wrong: cases, contractions, digits, blanks, other scripts, specials.
 SAMPLE_TEXT = (
     "def f(x):\n    return x**2  # It's 1,234.5 of them, WE'LL see\r\n\n\t“Größe” — naïve façade, "
@@ -49,7 +51,7 @@ def export(
 ) -> dict[str, Any]:
     """Writes a native checkpoint as a Hugging Face Llama folder with tokenizer and model card.
 
-    An imported checkpoint's tokenizer files are written as they were in the imported folder.
+    The tokenizer files of an imported checkpoint are written unchanged.
 
     Args:
         checkpoint: whatever `resolve_checkpoint` takes.
@@ -64,8 +66,8 @@ def export(
         What was written; with `verify` also `max_abs_difference`, `tolerance` and `generated`.
 
     Raises:
-        CheckpointError: missing, damaged, or its tokenizer does not fit its model or cannot be
-            written with the same ids.
+        CheckpointError: the checkpoint is missing or damaged, or its tokenizer does not match its
+            model or cannot be exported with the same ids.
         ConfigError: unknown dtype, `out` cannot be used, or `add_bos` for an imported checkpoint.
         RuntimeError: the exported model differs from the native one; nothing is left behind.
     """
@@ -77,7 +79,7 @@ def export(
     if imported is not None and add_bos:
         raise ConfigError(
             f"--add-bos: {directory} was imported, and its tokenizer files are exported unchanged; "
-            "export without it and edit the exported tokenizer.json, if you mean to change it"
+            "export without --add-bos and edit the exported tokenizer.json if needed"
         )
     facts = run_facts(directory, run, state, tokenizer)
     return export_model(
@@ -107,9 +109,9 @@ def export_model(
     shard_size: str = SHARD_SIZE,
     imported: ImportedTokenizer | None = None,
 ) -> dict[str, Any]:
-    """As `export`, from a model in memory; `facts` go into the model card in their order.
+    """Like `export`, for a model in memory; `facts` are listed in the model card in their order.
 
-    With `imported`, its tokenizer files are written instead of ones made from `tokenizer`.
+    With `imported`, its tokenizer files are written instead of files created from `tokenizer`.
     """
     _check_request(Path(out), dtype, shard_size)
     # An imported model may have more rows than its tokenizer has ids.
@@ -172,10 +174,10 @@ def quiet_transformers() -> Any:
 
 
 def llama_state(model: CausalLM, config: ModelConfig, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Weights under Llama's names, the input table materialised, the padding rows cut.
+    """Weights under Llama's names, with a materialized input table and without padding rows.
 
     Raises:
-        CheckpointError: a weight is not finite, or not in `dtype`.
+        CheckpointError: a weight is not finite, or not finite in `dtype`.
     """
     state = dict(materialised(model).state_dict())
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
@@ -189,7 +191,7 @@ def llama_state(model: CausalLM, config: ModelConfig, dtype: torch.dtype) -> dic
 
 
 def special_ids(tokenizer: Tokenizer, imported: ImportedTokenizer | None) -> dict[str, Any]:
-    """Special ids for config.json; an imported model keeps its own."""
+    """Special ids for config.json; those of an imported model are unchanged."""
     if imported is not None:
         return dict.fromkeys(("bos_token_id", "eos_token_id")) | dict(imported.special_ids)
     return dict.fromkeys(("bos_token_id", "eos_token_id"), tokenizer.end_of_text)
@@ -205,7 +207,7 @@ def write_weights(
 ) -> int:
     """Writes config.json, generation_config.json and safetensors; returns the parameters.
 
-    `ids` are the special ones, by their keys in config.json.
+    `ids` are the special ids by their keys in config.json.
     """
     hf = quiet_transformers()
     tied = model.lm_head.tied
@@ -260,7 +262,7 @@ def write_tokenizer(
     if max(ranks.values()) != len(ranks) - 1:
         raise CheckpointError(
             f"the tokenizer {tokenizer.name} cannot be exported: {max(ranks.values()) + 1:,} ids "
-            f"but {len(ranks):,} ranks; a fast tokenizer numbers its tokens without gaps"
+            f"but {len(ranks):,} ranks; the ids of a fast tokenizer must not have gaps"
         )
     names = {token: "".join(characters[byte] for byte in token) for token in ranks}
     ordered = sorted(ranks, key=ranks.__getitem__)
@@ -311,7 +313,7 @@ def write_tokenizer(
 
 
 def _compare_written(tokenizer: Tokenizer, folder: Path) -> None:
-    """Compares the ids of a written tokenizer with the native ones.
+    """Compares the ids of an exported tokenizer with those of the native tokenizer.
 
     Raises:
         CheckpointError: they differ.
@@ -351,7 +353,7 @@ def run_facts(
 
 
 def _own_groups(optim: OptimConfig) -> str | None:
-    """The parameter groups with settings of their own, or None."""
+    """`optim.groups` as JSON, or None if empty."""
     groups = [group.model_dump(mode="json", exclude_none=True) for group in optim.groups]
     return json.dumps(groups) if groups else None
 
@@ -370,8 +372,7 @@ def compare(
     """
     hf = quiet_transformers()
     fast = hf.AutoTokenizer.from_pretrained(folder)
-    options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
-    ids = fast(SAMPLE_TEXT, **options).input_ids
+    ids = fast(SAMPLE_TEXT, **AS_TEXT).input_ids
     expected = tokenizer.encode(SAMPLE_TEXT)
     text = fast.decode(ids, clean_up_tokenization_spaces=False)
     if ids != expected or text != SAMPLE_TEXT or len(fast) > config.vocab_size:
@@ -399,7 +400,7 @@ def compare(
 
 
 def one_line(llama: Any, fast: Any, prefix_token: int) -> str:
-    """The first line that is not blank of what the model writes at the beginning of a document.
+    """The first non-blank line that the model generates at the beginning of a document.
 
     Sampled, because the likeliest text of a small model repeats itself; the same each time.
     """

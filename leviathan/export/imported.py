@@ -1,8 +1,8 @@
-"""The tokenizer files of an imported model, kept in its checkpoint and exported unchanged.
+"""The tokenizer files of an imported model, stored in its checkpoint and exported unchanged.
 
-The checkpoint's own tokenizer gives the same ids for ordinary text, but it cannot state everything
-that a Hugging Face tokenizer does: which strings it splits out as special tokens, what it adds
-around a text, its chat template. An export must not change that.
+The native tokenizer of the checkpoint gives the same ids for ordinary text, but does not describe
+everything that a Hugging Face tokenizer does: special tokens in a text, tokens added around a text,
+the chat template. An export must preserve these.
 """
 
 import shutil
@@ -40,18 +40,18 @@ _ID_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 @dataclass(frozen=True)
 class ImportedTokenizer:
-    """The kept files.
+    """The tokenizer files of an imported model.
 
     Attributes:
-        folder: where they are.
-        special_ids: bos_token_id, eos_token_id and pad_token_id of the model's own config.json.
+        folder: contains the files.
+        special_ids: bos_token_id, eos_token_id and pad_token_id of the imported config.json.
     """
 
     folder: Path
     special_ids: Mapping[str, Any]
 
     def notes(self, tokenizer: Tokenizer) -> TokenizerNotes:
-        """What the model card says about it."""
+        """Properties for the model card."""
         added = read_json(self.folder / TOKENIZER)["added_tokens"]
         names = {token["id"]: token["content"] for token in added}
         prefixed = load_original(self.folder).encode("a").ids[:1] == [tokenizer.prefix_token]
@@ -71,7 +71,7 @@ class ImportedTokenizer:
 
 
 def keep_tokenizer(source: Path, checkpoint: Path) -> dict[str, Any]:
-    """Copies a folder's tokenizer files into a checkpoint; returns what state.json records."""
+    """Copies a folder's tokenizer files into a checkpoint; returns entries for state.json."""
     kept = checkpoint / FOLDER
     kept.mkdir()
     for name in FILES:
@@ -84,7 +84,7 @@ def keep_tokenizer(source: Path, checkpoint: Path) -> dict[str, Any]:
 
 
 def kept_tokenizer(checkpoint: Path, state: Mapping[str, Any]) -> ImportedTokenizer | None:
-    """The tokenizer files that an imported checkpoint keeps; None for any other."""
+    """The stored tokenizer files of an imported checkpoint; None for other checkpoints."""
     folder = checkpoint / FOLDER
     if not folder.is_dir():
         return None

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from leviathan.config.embedding import UntiedConfig
 from leviathan.model.embedding.table import UntiedEmbedding
-from leviathan.model.transformer import Attention, Block, CausalLM, rotary, rotate
+from leviathan.model.transformer import Attention, Block, CausalLM, meta_model, rotary, rotate
 
 OnToken = Callable[[int, int], bool]  # (row, new id) → whether the row goes on
 
@@ -42,8 +42,7 @@ def materialised(model: CausalLM) -> CausalLM:
     if isinstance(model.model.embed_tokens, UntiedEmbedding):
         return model
     config = model.config.model_copy(update={"embedding": UntiedConfig()})
-    with torch.device("meta"):
-        twin = CausalLM(config)
+    twin = meta_model(config)
     state = {
         name: value
         for name, value in model.state_dict().items()
@@ -70,7 +69,7 @@ def generate(
         model: with any input embedding.
         prompts: token ids, one or more each; of one too long the newest `seq_len` are read.
         new_tokens: maximum new tokens per row. A row that fills the context continues from its
-            newest half; `fit_prompt` in `leviathan.evaluate` keeps rows from getting there.
+            newest half; callers that use `leviathan.evaluate.truncation.fit_prompt` avoid this.
         end: the id that ends a row; it is not handed on.
         on_token: called with (row, id); False ends the row.
         sampling: greedy if left out.
@@ -144,7 +143,7 @@ class Decoding:
         for row, token in zip(self.ids, tokens.tolist(), strict=True):
             row.append(token)
         if self.length == self.config.seq_len:
-            # A row that is itself shorter than the batch's columns loses nothing.
+            # A row that is shorter than the context is not truncated.
             half = max(1, self.config.seq_len // 2)
             self._start(
                 [row if len(row) <= self.config.seq_len else row[-half:] for row in self.ids]

@@ -8,13 +8,11 @@ from functools import cache
 from math import prod
 from typing import Literal
 
-import torch
-
 from leviathan.config.schema import EngineConfig, ModelConfig, RunConfig
 from leviathan.errors import ConfigError
 from leviathan.model.accounting import account
 from leviathan.model.shards import Shard
-from leviathan.model.transformer import CausalLM
+from leviathan.model.transformer import meta_model
 
 FP32, BF16 = 4, 2
 BUCKET = 500_000_000  # elements: DeepSpeed's default reduce and gather buckets
@@ -140,8 +138,7 @@ def sizes(config: ModelConfig, tp: int) -> Sizes:
 @cache
 def _sizes(text: str, tp: int) -> Sizes:
     config = ModelConfig.model_validate_json(text)
-    with torch.device("meta"):
-        model = CausalLM(config)
+    model = meta_model(config)
     cut = {}
     for path, module in model.named_modules():
         plan = getattr(module, "tp_plan", dict)()

@@ -77,7 +77,7 @@ class LMHead(nn.Module):
         return TokenScores(*(x.view_as(targets) for x in scores))
 
     def param_roles(self) -> Mapping[str, Role]:
-        """A tied head has no parameter of its own: the weight's role is the embedding's."""
+        """Name → role. A tied head has no own parameter; the embedding declares the weight."""
         return {} if self.tied else {"weight": "head"}
 
     def tp_plan(self) -> Plan:

@@ -114,7 +114,7 @@ class Block(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
     def param_roles(self) -> Mapping[str, Role]:
-        """The roles of the norms' gains."""
+        """The role of each of the module's own parameters."""
         return {"input_layernorm.weight": "gain", "post_attention_layernorm.weight": "gain"}
 
 
@@ -139,7 +139,7 @@ class Decoder(nn.Module):
         return self.norm(x)
 
     def param_roles(self) -> Mapping[str, Role]:
-        """The role of the final norm's gain."""
+        """The role of each of the module's own parameters."""
         return {"norm.weight": "gain"}
 
 
@@ -211,3 +211,9 @@ class CausalLM(nn.Module):
             assert weight is not None
             self.lm_head.weight = weight
         return self
+
+
+def meta_model(config: ModelConfig) -> CausalLM:
+    """A model on the meta device: parameter names and shapes without values."""
+    with torch.device("meta"):
+        return CausalLM(config)

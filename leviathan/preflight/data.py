@@ -37,7 +37,7 @@ def check_data(report: Report, config: RunConfig, thorough: bool) -> DatasetInfo
 
 def _check_files(report: Report, config: RunConfig, dataset: Dataset, thorough: bool) -> None:
     info = dataset.info
-    splits = [dataset.rows(name) for name in info.splits]  # index, number and sizes of the shards
+    splits = [dataset.rows(name) for name in info.splits]  # checks the shards
     rows = ", ".join(f"{split.rows:,} {name}" for name, split in info.splits.items())
     why = f"{config.data.path}: {rows} rows of {info.seq_len} tokens, {info.fingerprint[:12]}…"
     plain = dataset.cache is None and dataset.format is None
@@ -50,7 +50,7 @@ def _check_files(report: Report, config: RunConfig, dataset: Dataset, thorough: 
         report.say("data set", "green", f"{why}; every byte as it was written")
     elif thorough and without_hash:
         report.say(
-            "data set", "amber", f"{why}; index.json holds no hash for {without_hash:,} shards"
+            "data set", "amber", f"{why}; {without_hash:,} shards have no hash in index.json"
         )
     elif thorough:
         report.say("data set", "amber", f"{why}; shards of data.remote are compared when fetched")
@@ -68,7 +68,7 @@ def _check_tokenizer(report: Report, config: RunConfig, info: DatasetInfo) -> No
     tokenizer = open_tokenizer(config.data)
     if config.data.format is None and tokenizer.fingerprint != info.tokenizer.fingerprint:
         raise DataError(
-            f"{config.data.path}: not the tokenizer of dataset.json: copy the files again"
+            f"{config.data.path}: the tokenizer differs from dataset.json: copy the files again"
         )
     report.say(
         "tokenizer",

@@ -81,7 +81,7 @@ def check_model(report: Report, config: RunConfig) -> None:
         if value % tile
     ]
     odd += [
-        f"optim.groups: no parameter of this model has the role of {row['selector']}"
+        f"optim.groups: no parameter of this model matches {row['selector']}"
         for row in model_groups(config)
         if not row["tensors"]
     ]
@@ -198,7 +198,7 @@ def check_folder(report: Report, config: RunConfig, info: DatasetInfo | None) ->
 
 
 def check_first_weights(report: Report, config: RunConfig) -> None:
-    """Whether the weights of `init_from` fit the model and the dataset."""
+    """Checks the weights of `init_from` against the model and the dataset."""
     assert config.init_from is not None
     source = resolve_checkpoint(config.init_from)
     verify_checkpoint(source)

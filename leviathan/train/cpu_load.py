@@ -1,8 +1,7 @@
-"""How busy the machine was with other work, so that a speed measured then carries a note.
+"""CPU load of other processes, so that the report can mark speeds of an overloaded machine.
 
-The system counts the CPU time of all processes, and that of each. What the run's own ranks have not
-used, others have: other users, other runs, and on a virtual machine the host (steal time). A
-container sees its whole host.
+CPU time in use minus that of the run's own ranks is the time of other processes: other users, other
+runs, and the host of a virtual machine (steal time). A container reads the counters of its host.
 """
 
 import socket
@@ -12,12 +11,12 @@ from typing import Any
 
 import psutil
 
-LEAST_S = 1.0  # the system counts in hundredths of a second: less says nothing
+LEAST_S = 1.0  # minimum interval; the system counts in hundredths of a second
 
 
 @dataclass(frozen=True)
 class CpuTimes:
-    """Seconds since the machine started, summed over its cores; `own`: of the run's ranks."""
+    """CPU seconds since boot, summed over cores; `own`: CPU seconds of the run's ranks."""
 
     total: float
     idle: float
@@ -25,9 +24,9 @@ class CpuTimes:
 
 
 def read_cpu_times(pids: Sequence[int]) -> CpuTimes:
-    """What the system has counted so far."""
+    """The current counters of the system and of the processes `pids`."""
     times = psutil.cpu_times()
-    # Where guests are counted at all, they are part of user and nice.
+    # Times of guests are already part of user and nice.
     parts = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
     total = sum(getattr(times, name, 0.0) for name in parts)
     own = 0.0
@@ -41,18 +40,18 @@ def read_cpu_times(pids: Sequence[int]) -> CpuTimes:
 
 
 def local_pids(described: Mapping[str, Any]) -> list[int]:
-    """Process ids of the ranks on this host, from what stands in run.json."""
+    """Process ids of the ranks on this host, from the content of run.json."""
     here = socket.gethostname()
     pairs = zip(described["pid"], described["host"], strict=True)
     return [pid for pid, host in pairs if host == here]
 
 
 class CpuLoad:
-    """Shares of this host's CPU time since the last line of the log.
+    """CPU load of this host between log lines.
 
     Args:
-        pids: of the run's ranks on this host.
-        read: what the system has counted; to be replaced in tests.
+        pids: process ids of the run's ranks on this host.
+        read: reads the counters; tests replace it.
     """
 
     def __init__(
@@ -65,9 +64,9 @@ class CpuLoad:
         self._former = read(pids)
 
     def figures(self) -> dict[str, float]:
-        """`cpu_busy`, the share that was used, and `cpu_others`, the share that others used.
+        """Shares of CPU time since the previous call: `cpu_busy`, and `cpu_others` of it.
 
-        Empty, and still counting, where less than a second has passed.
+        Empty if less than a second has passed; the interval then continues.
         """
         now, former = self._read(self._pids), self._former
         total = now.total - former.total

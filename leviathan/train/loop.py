@@ -160,16 +160,16 @@ def _run(
 
 
 def _check_learned(config: RunConfig, optimizer_steps: int) -> None:
-    """Fails a run that has reached its last step without a single update.
+    """Checks that a complete run has updated its weights at least once.
 
     Raises:
-        LeviathanError: the weights are those of step 0.
+        LeviathanError: all steps were skipped.
     """
     if optimizer_steps == 0:
         raise LeviathanError(
             f"{config.run_dir}: all {config.train.steps:,} steps were skipped because loss or "
-            "gradients were not finite: the model has learned nothing. Lower optim.lr, lengthen "
-            "optim.warmup_steps, or look at the rows named above, and choose another run_dir"
+            "gradients were not finite: the weights are unchanged. Lower optim.lr, increase "
+            "optim.warmup_steps, or check the rows listed above, and choose another run_dir"
         )
 
 
@@ -204,7 +204,8 @@ def first_weights(config: RunConfig, mesh: Mesh) -> Path | None:
 
     Raises:
         CheckpointError: it is missing or damaged.
-        ConfigError: its weights do not fit this run's model, or its tokenizer this run's dataset.
+        ConfigError: its weights do not match this run's model, or its tokenizer does not match this
+            run's dataset.
     """
     if config.init_from is None:
         return None

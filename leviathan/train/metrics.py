@@ -43,7 +43,7 @@ class Metrics:
 
     Attributes:
         tracker: gets every line as well, once it is set.
-        load: says how busy the machine is with other work, once it is set.
+        load: measures the CPU load of other processes; None until it is set.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Metrics:
 
     @contextmanager
     def apart(self, on: bool = True, saving: bool = False) -> Iterator[None]:
-        """Time spent inside (evaluation, saving, a profiled step) is not training time, if `on`."""
+        """Excludes the time inside (evaluation, saving, a profiled step) from training, if `on`."""
         if not on:
             yield
             return
@@ -111,8 +111,8 @@ class Metrics:
         """Counts one step.
 
         Args:
-            stats: of the step.
-            timed: False for a step whose time was kept `apart`: its tokens count for no speed.
+            stats: statistics of the step.
+            timed: whether the step counts for the speed; False for a step inside `apart`.
         """
         self.tokens += stats.tokens
         if not timed:
@@ -139,7 +139,7 @@ class Metrics:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Target tokens a second over all ranks, since the last logged step; None if none count."""
+        """Target tokens per second over all ranks since the last log line; None without steps."""
         if self._profiled and self.tokens == self._tokens_then:
             return None
         return (self.tokens - self._tokens_then) / max(1e-9, time.perf_counter() - self._since)

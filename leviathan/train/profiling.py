@@ -90,7 +90,7 @@ class Profiler:
         return model
 
     def covers(self, number: int) -> bool:
-        """Whether the `number`-th step is profiled; the same on every rank."""
+        """Whether step `number` is profiled; the same on every rank."""
         return number in self._steps
 
     @contextmanager

@@ -13,8 +13,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
-import torch
-
 from leviathan import __version__
 from leviathan.checkpoint.layout import read_state, step_of, tidy
 from leviathan.checkpoint.load import newest_whole, read_run_config
@@ -26,7 +24,7 @@ from leviathan.data.files import write_atomic
 from leviathan.data.format import DatasetInfo
 from leviathan.errors import CheckpointError, ConfigError
 from leviathan.model.accounting import account
-from leviathan.model.transformer import CausalLM
+from leviathan.model.transformer import meta_model
 from leviathan.optim import describe_groups
 from leviathan.parallel.launch_env import machine_name
 from leviathan.parallel.mesh import Mesh
@@ -210,8 +208,7 @@ def model_groups(config: RunConfig) -> list[dict[str, Any]]:
     Raises:
         ConfigError: a name pattern of `optim.groups` matches no parameter.
     """
-    with torch.device("meta"):
-        return describe_groups(CausalLM(config.model), config.optim)
+    return describe_groups(meta_model(config.model), config.optim)
 
 
 def code_version() -> str:

@@ -53,11 +53,11 @@ def _check_names_exist(infos: Sequence[PartInfo], config: PrepConfig) -> None:
 
 
 def _check_records_name_subsets(infos: Sequence[PartInfo], config: PrepConfig) -> None:
-    """Reports records that name no subset: all of them, all of a file, or a value that is no name.
+    """Warns about records without a subset name: invalid names, all of a file, or all records.
 
     Raises:
-        DataError: no record of the corpus names a subset, but subsets are selected or weighted by
-            their names.
+        DataError: no record of the corpus has a subset name, but the configuration selects or
+            weights subsets by name.
     """
     place, default = _subset_place(config), config.source.default_subset
     if not any(info.documents or info.empty or info.excluded for info in infos):
@@ -65,8 +65,8 @@ def _check_records_name_subsets(infos: Sequence[PartInfo], config: PrepConfig) -
     if misnamed := sum(info.misnamed for info in infos):
         example = next(info.misnamed_example for info in infos if info.misnamed)
         say(
-            f"warning: {misnamed:,} records have something at {place} that is no subset name, and "
-            f"count as {default!r}; the first is {example}",
+            f"warning: {misnamed:,} records have an invalid subset name at {place} and count as "
+            f"{default!r}; the first is {example}",
             style="yellow",
         )
     if not any(info.names_subsets(default) for info in infos):
@@ -81,27 +81,26 @@ def _check_records_name_subsets(infos: Sequence[PartInfo], config: PrepConfig) -
     if not any(info.names_subsets(default) for info in infos):
         total = sum(info.unnamed + info.misnamed for info in without)
         say(
-            f"warning: none of {total:,} records names a subset ({place} was looked for): all "
-            f"count as {default!r}",
+            f"warning: none of {total:,} records has a subset name at {place}: all count as "
+            f"{default!r}",
             style="yellow",
         )
         return
     more = f" and {len(without) - 5} more files" if without[5:] else ""
     say(
-        f"warning: no record in {', '.join(info.path for info in without[:5])}{more} names a "
-        f"subset ({place} was looked for), while those of other files do: theirs count as "
-        f"{default!r}",
+        f"warning: no record in {', '.join(info.path for info in without[:5])}{more} has a subset "
+        f"name at {place}, but records of other files have one: the former count as {default!r}",
         style="yellow",
     )
 
 
 def _refuse_filters_without_names(infos: Sequence[PartInfo], config: PrepConfig) -> None:
-    """Refuses names in the configuration where no record has one.
+    """Refuses subset names in the configuration if no record has a subset name.
 
-    The default subset may be named: its documents are known.
+    The name of the default subset is allowed.
 
     Raises:
-        DataError: naming the keys.
+        DataError: names the keys.
     """
     subsets, default = config.source.subsets, {config.source.default_subset}
     wanted = {
@@ -113,17 +112,17 @@ def _refuse_filters_without_names(infos: Sequence[PartInfo], config: PrepConfig)
     if not keys:
         return
     records = sum(info.unnamed + info.misnamed for info in infos)
-    of = f"none of {records:,} records names" if records else "no document (plain text) names"
+    of = f"none of {records:,} records has" if records else "no document (plain text) has"
     raise DataError(
-        f"{' and '.join(keys)} cannot be applied: {of} a subset ({_subset_place(config)} was "
-        f"looked for), so all count as {config.source.default_subset!r}. Set "
-        "source.subset_key (source.hub.subset_column) to the column or path that holds the names, "
-        f"or remove {' and '.join(keys)}"
+        f"{' and '.join(keys)} cannot be applied: {of} a subset name at {_subset_place(config)}, "
+        f"so all count as {config.source.default_subset!r}. Set source.subset_key "
+        "(source.hub.subset_column) to the column or path of the names, or remove "
+        f"{' and '.join(keys)}"
     )
 
 
 def _subset_place(config: PrepConfig) -> str:
-    """The key that says where subsets are named, and its value."""
+    """The configuration key of the place of subset names, and its value."""
     hub = config.source.hub
     if hub is not None and hub.subset_column is not None:
         return f"source.hub.subset_column={hub.subset_column}"
@@ -134,7 +133,7 @@ def check_documents(infos: Sequence[PartInfo], config: PrepConfig) -> None:
     """Points out what is odd about the corpus.
 
     Raises:
-        DataError: there are no documents in it, or no record names a subset while subsets are
+        DataError: there are no documents in it, or no record has a subset name while subsets are
             selected or weighted.
     """
     documents = sum(info.documents for info in infos)

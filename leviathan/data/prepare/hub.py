@@ -52,14 +52,14 @@ class HubSource(Source):
 def find_hub(hub: HubConfig, key: str = "source.hub") -> list[Source]:
     """The shards of a Hub data set, or of a local folder that `datasets` can load.
 
-    Of several splits (`train+test`, `all`), the shards of each come in turn.
+    With several splits (`train+test`, `all`), the shards are ordered by split.
 
     Args:
-        hub: what to read.
-        key: where in the configuration it stands.
+        hub: the dataset, configuration and splits to read.
+        key: its key in the configuration, for messages.
 
     Raises:
-        DataError: no such data set, configuration, split or column, or no network.
+        DataError: no such dataset, configuration, split or column, or no network.
     """
     builder = _builder(hub, hub.revision, key)
     sources: list[Source] = []
@@ -80,13 +80,13 @@ def find_hub(hub: HubConfig, key: str = "source.hub") -> list[Source]:
 
 
 def _split_names(builder: Any, hub: HubConfig, key: str) -> list[str]:
-    """The splits that `hub.split` names; a single one is looked for when it is read."""
+    """The splits that `hub.split` names; whether they exist is checked when they are read."""
     names = [name.strip() for name in hub.split.split("+")]
     known = [str(name) for name in builder.config.data_files or builder.info.splits or ()]
     if names == ["all"] and known and "all" not in known:
         return known
     if len(set(names)) < len(names):
-        raise DataError(f"{key} {hub.id}: the split {hub.split!r} names a split twice")
+        raise DataError(f"{key} {hub.id}: {hub.split!r} names a split twice")
     return names
 
 

@@ -191,7 +191,7 @@ class Ledger:
         info = PartInfo.load(task.part)
         made_of = (info.path, info.split, info.stamp)
         unchanged = made_of == (task.source.name, task.split, task.source.stamp())
-        # An earlier version looked for subsets in fewer places: where it found none, look again.
+        # An earlier version searched fewer places for subset names: redo parts without any.
         is_current = (
             info.named is not None
             or isinstance(task.source, TextFolder)

@@ -1,39 +1,48 @@
-"""Local files behind a folder or a glob, and which spellings of a path mean the same file.
+"""Local files in a folder or of a glob pattern, and whether two paths refer to the same file.
 
-Symbolic links to folders are followed, each folder once. What is left out (a broken link, a device)
-is collected for the caller to report.
+Symbolic links to folders are followed, each folder once. Skipped entries (broken links, devices)
+are collected for the caller to report.
 """
 
 import glob
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from leviathan.console import say
 from leviathan.errors import DataError
+
+_NAMED = 5  # maximum number of files named in one message
 
 
 @dataclass
 class Listing:
-    """The regular files that a pattern finds, in no particular order.
+    """The regular files that a pattern matches, in no particular order.
 
     Attributes:
-        left_out: what is no file and no folder, each with the reason.
+        files: the regular files.
+        left_out: entries that are neither a file nor a folder, each with the reason.
     """
 
     files: list[Path] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
     def leave_out(self, path: Path) -> None:
-        """Notes what cannot be a file of a corpus, and why."""
+        """Records an entry that cannot be read, with the reason."""
         reason = "not a regular file"
         if path.is_symlink():
             reason = f"a broken link to {printable(str(path.readlink()))}"
         self.left_out.append(f"{printable(str(path))} ({reason})")
 
+    def warn(self, pattern: str) -> None:
+        """Prints a warning about the entries that were left out, if any."""
+        if self.left_out:
+            say(f"warning: {pattern}: left out {first_names(self.left_out)}", style="yellow")
+
 
 def list_local(path: Path) -> Listing | None:
-    """The files below a folder or behind a glob; None for anything else.
+    """The files below a folder or of a glob pattern; None for anything else.
 
     Raises:
         DataError: a folder cannot be read.
@@ -52,7 +61,7 @@ def list_local(path: Path) -> Listing | None:
 
 
 def _glob(pattern: Path) -> Iterator[str]:
-    """As `glob.glob(recursive=True)`, which follows links that lead back again and again."""
+    """Like `glob.glob(recursive=True)`, but terminates if links form a cycle."""
     if "**" not in pattern.parts:
         yield from glob.glob(str(pattern))
         return
@@ -64,7 +73,7 @@ def _glob(pattern: Path) -> Iterator[str]:
 
 
 def _folders_below(folder: Path, above: tuple[tuple[int, int], ...]) -> Iterator[Path]:
-    """A folder and those below it, links to folders included, but no folder inside of itself."""
+    """A folder and the folders below it, including links, but no folder inside itself."""
     try:
         status = folder.stat()
         if not folder.is_dir() or (status.st_dev, status.st_ino) in above:
@@ -81,12 +90,12 @@ def _folders_below(folder: Path, above: tuple[tuple[int, int], ...]) -> Iterator
 def _unreadable(folder: Path, error: OSError) -> DataError:
     return DataError(
         f"{printable(str(folder))}: this folder cannot be read ({error.strerror}): make it "
-        "readable, or name the files that are to be read"
+        "readable, or give the paths of the files to read"
     )
 
 
 def _list_folder(folder: Path) -> Listing:
-    """Real folders first, then the linked ones: a link never decides how a real file is called."""
+    """Lists real folders before linked ones, so that files get their real path if possible."""
     listing, seen, links = Listing(), set[tuple[int, int]](), [folder]
     while links:
         pending, links = sorted(links), []
@@ -96,9 +105,9 @@ def _list_folder(folder: Path) -> Listing:
 
 
 def _walk(top: Path, listing: Listing, seen: set[tuple[int, int]]) -> Iterator[Path]:
-    """Lists a folder and the real folders in it; yields the links to folders that it meets.
+    """Lists a folder and the real folders in it; yields the links to folders that it finds.
 
-    A folder is known by device and inode: a link that leads back to where it is ends the walk.
+    Folders are identified by device and inode, so cycles of links end.
     """
     folders, links = [top], list[Path]()
     while folders:
@@ -108,13 +117,13 @@ def _walk(top: Path, listing: Listing, seen: set[tuple[int, int]]) -> Iterator[P
             if (status.st_dev, status.st_ino) in seen:
                 continue
             seen.add((status.st_dev, status.st_ino))
-            entries = list(os.scandir(folder))  # its entries know what they are without a call
+            entries = list(os.scandir(folder))  # entries have their type without a stat call
         except OSError as error:
             raise _unreadable(folder, error) from None
         for entry in entries:
             try:
                 is_file, is_folder = entry.is_file(), entry.is_dir()
-            except OSError:  # a link to itself, or into a folder that cannot be read
+            except OSError:  # a link to itself, or into an unreadable folder
                 is_file = is_folder = False
             if is_file:
                 listing.files.append(Path(entry.path))
@@ -127,10 +136,10 @@ def _walk(top: Path, listing: Listing, seen: set[tuple[int, int]]) -> Iterator[P
 
 
 class FileIdentity:
-    """Which file a path leads to: the path without links, whatever its spelling."""
+    """The resolved path of a file, equal for all spellings of its path."""
 
     def __init__(self) -> None:
-        self._folders: dict[Path, Path] = {}  # as resolving each of many files is slow
+        self._folders: dict[Path, Path] = {}  # resolving the folder of every file is slow
 
     def of(self, path: Path | str) -> str:
         """The resolved path."""
@@ -142,6 +151,12 @@ class FileIdentity:
         return str(self._folders[path.parent] / path.name)
 
 
+def first_names(names: Sequence[str]) -> str:
+    """The first few names, and the number of others."""
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
 def printable(name: str) -> str:
-    """A file name with escapes in place of bytes that are not UTF-8."""
+    """A file name in which bytes that are not UTF-8 are escaped."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")

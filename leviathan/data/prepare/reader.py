@@ -11,6 +11,7 @@ from typing import Any
 
 from leviathan.config.schema import PrepConfig
 from leviathan.data.prepare.hub import HubSource, read_hub
+from leviathan.data.prepare.parquet import read_parquet
 from leviathan.data.prepare.records import (
     NO_SUBSET,
     BadLine,
@@ -19,7 +20,6 @@ from leviathan.data.prepare.records import (
     Unusable,
     parse,
 )
-from leviathan.data.prepare.rows import read_parquet
 from leviathan.data.prepare.source import ByteSource, Source
 from leviathan.data.prepare.texts import TextFolder, read_texts
 from leviathan.data.prepare.unpack import BOM, BUFFER, named, sniff, unpack

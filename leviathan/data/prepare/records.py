@@ -18,9 +18,9 @@ class Document:
 
     Attributes:
         line: 1-based number of the line, row or text file.
-        byte_offset: of the line in the uncompressed text; None for rows.
-        no_subset: why `subset` is the default one; None if the record names it, or if its source
-            has no records (plain text).
+        byte_offset: position of the line in the uncompressed text; None for rows.
+        no_subset: why `subset` is the default subset; None if the record has a subset name, or if
+            the source has no records (plain text).
     """
 
     text: str
@@ -32,7 +32,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class BadLine:
-    """A line or row that is no document; `line` and `byte_offset` as of a `Document`."""
+    """A line or row that is not a document; `line` and `byte_offset` as in `Document`."""
 
     line: int
     byte_offset: int | None
@@ -47,7 +47,7 @@ class BadLine:
 
 
 def place_text(source: Source, number: int, byte_offset: int | None) -> str:
-    """Where a record is, for people: `file:line`, `file: row number`, or the text file alone."""
+    """The position of a record for messages: `file:line`, `file: row number`, or the text file."""
     file, line = source.place(number)
     if line is None:
         return file
@@ -64,9 +64,9 @@ class Reading:
     """How the lines and rows of a corpus are to be read.
 
     Attributes:
-        text_key: where the text is: a dotted path through objects, maps and JSON text of objects,
-            or the exact name of a key or column that contains dots.
-        subset_key: where the subset's name is; as `text_key`.
+        text_key: place of the text: a dotted path through objects, maps and strings that contain
+            JSON objects, or the exact name of a key or column that contains dots.
+        subset_key: place of the subset's name, in the same form.
         default_subset: the subset of documents that name none.
         max_document_bytes: a longer line, row or text file is a bad line.
     """
@@ -94,12 +94,12 @@ class Unusable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """Takes the place of a value that the reader of a format could not decode."""
+    """Placeholder for a value that could not be decoded."""
 
     reason: str
 
 
-MISSING = "missing"  # as `Document.no_subset`: the record has nothing at the subset's place
+MISSING = "missing"  # value of `Document.no_subset`: the record has no value at `subset_key`
 _NOTHING = object()
 
 
@@ -158,10 +158,10 @@ def document(
 
 
 def _look_up(record: Any, path: tuple[str, ...], key: str) -> Any:
-    """What is at `path`, else what has the whole `key` as its name; `_NOTHING` if neither is there.
+    """The value at `path`, else the value of the exact `key`; `_NOTHING` if neither exists.
 
-    The path goes through objects, through maps (which parquet gives as pairs), and through text
-    that is the JSON of an object. A null counts as nothing.
+    The path may lead through objects, maps (pairs in parquet), and strings that contain a JSON
+    object. A null counts as missing.
     """
     value = record
     for name in path:
@@ -174,7 +174,7 @@ def _look_up(record: Any, path: tuple[str, ...], key: str) -> Any:
 
 
 def _entries(value: Any) -> dict[Any, Any]:
-    """What a path can go on to from `value`."""
+    """The entries of `value` in which the next name of a path is looked up."""
     if isinstance(value, dict):
         return value
     if isinstance(value, list) and value and all(isinstance(pair, tuple) for pair in value):
@@ -191,9 +191,9 @@ def _entries(value: Any) -> dict[Any, Any]:
 
 
 def _why_no_text(record: Any, found: Any, reading: Reading) -> str:
-    """Why a record has no text: the first step of the path that fails, or what is at its end."""
+    """Why a record has no text: the first name of the path that is missing, or the wrong type."""
     if isinstance(found, Unreadable):
-        return f"{reading.text_key!r} holds {found.reason}"
+        return f"{reading.text_key!r} has {found.reason}"
     value = record
     for key in reading.text_path:
         entries = _entries(value)
@@ -206,14 +206,14 @@ def _why_no_text(record: Any, found: Any, reading: Reading) -> str:
             expected = f"expected an object with the key {reading.text_key!r}"
             return f"{expected}, found {_kind_of(record)}"
         if not entries and not isinstance(value, dict):
-            return f"no key {reading.text_key!r} ({key!r} is looked for in {_kind_of(value)})"
+            return f"no key {reading.text_key!r} (cannot look up {key!r} in {_kind_of(value)})"
         keys = ", ".join(repr(key) for key in list(entries)[:8]) or "none"
         return f"no key {reading.text_key!r} (keys found: {keys})"
     return f"{reading.text_key!r} must be a string, found {_kind_of(found)}"
 
 
 def _why_no_subset(found: Any) -> str:
-    """Why a record names no subset; not `MISSING`: there is something that is no name."""
+    """Why a record has no subset name: `MISSING`, or what is there instead of a name."""
     if found is _NOTHING:
         return MISSING
     if isinstance(found, Unreadable):

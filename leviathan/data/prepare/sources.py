@@ -5,7 +5,7 @@ from pathlib import Path
 
 from leviathan.config.schema import HubConfig, PrepConfig, SourceConfig, ValidationConfig
 from leviathan.console import say
-from leviathan.data.prepare.local_files import FileIdentity, list_local, printable
+from leviathan.data.prepare.local_files import FileIdentity, first_names, list_local, printable
 from leviathan.data.prepare.source import (
     ByteSource,
     FileSource,
@@ -14,8 +14,6 @@ from leviathan.data.prepare.source import (
     keep_corpus_files,
 )
 from leviathan.errors import DataError
-
-_NAMED = 5  # files named in one message
 
 
 def find_splits(config: PrepConfig) -> list[tuple[Source, Split]]:
@@ -37,7 +35,7 @@ def find_splits(config: PrepConfig) -> list[tuple[Source, Split]]:
             both.append(f"{source.name} (as {held_out[identity].name})")
     if both:
         verb = "is" if len(both) == 1 else "are"
-        say(f"{_some(both)} {verb} held out for validation and not trained on")
+        say(f"{first_names(both)} {verb} held out for validation and not used for training")
     if not training:
         raise DataError("every file of source.paths is held out: nothing is left to train on")
     splits: list[tuple[Source, Split]] = [(source, kind) for source in _grouped(training)]
@@ -45,28 +43,28 @@ def find_splits(config: PrepConfig) -> list[tuple[Source, Split]]:
 
 
 def find_inputs(patterns: Sequence[str]) -> list[Source]:
-    """The sources behind `patterns`, pattern by pattern, each pattern's in name order.
+    """The sources that `patterns` match, pattern by pattern, each in name order.
 
-    Folders are searched through, links to folders included; hidden files and files of other kinds
-    found by a folder or a glob are left out and named, a file given by its own name is always
-    taken. A file that is found twice, under whatever spelling, is taken once. Text files become
-    one source a folder.
+    Folders are searched recursively, including links to folders. Hidden files and files of other
+    types in a folder or glob are skipped with a warning; a file given by its name is always read. A
+    file that is listed twice, even under different paths, is read once. The text files of a folder
+    become one source.
 
     Raises:
-        DataError: a pattern finds nothing readable, or a file name is not UTF-8.
+        DataError: a pattern matches no readable file, or a file name is not UTF-8.
     """
     return _grouped(_find_files(patterns).values())
 
 
 def _find(config: SourceConfig | ValidationConfig, hub_key: str) -> dict[str, Source]:
-    """The files or shards of one part of the configuration, each under its identity."""
+    """The files or shards of one configuration section, by identity."""
     return dict(_find_files(config.paths)) if config.hub is None else _find_hub(config.hub, hub_key)
 
 
 def _find_hub(hub: HubConfig, key: str) -> dict[str, Source]:
     from leviathan.data.prepare.hub import find_hub
 
-    # Two revisions of a shard have one name, but are not the same data.
+    # Two revisions of a shard have the same name but different data.
     return {f"{source.name} {source.stamp()}": source for source in find_hub(hub, key)}
 
 
@@ -77,7 +75,7 @@ def _grouped(sources: Iterable[Source]) -> list[Source]:
 
 
 def _find_files(patterns: Sequence[str]) -> dict[str, ByteSource]:
-    """Every file behind `patterns` once, under its identity."""
+    """Every file that `patterns` match, once, by identity."""
     from leviathan.data.prepare.urls import find_urls, is_url
 
     files = FileIdentity()
@@ -100,12 +98,12 @@ def _find_files(patterns: Sequence[str]) -> dict[str, ByteSource]:
                 found[identity] = source
     if repeated:
         verb = "is" if len(repeated) == 1 else "are"
-        say(f"warning: {_some(repeated)} {verb} listed twice and read once", style="yellow")
+        say(f"warning: {first_names(repeated)} {verb} listed twice and read once", style="yellow")
     return found
 
 
 def _identity(source: ByteSource, files: FileIdentity) -> str:
-    """What two spellings of one file have in common."""
+    """A string that is equal for all spellings of one file."""
     from leviathan.data.prepare.urls import UrlSource
 
     if isinstance(source, FileSource):
@@ -115,12 +113,12 @@ def _identity(source: ByteSource, files: FileIdentity) -> str:
 
 
 def _spelling(source: ByteSource, identity: str) -> tuple[bool, int, str]:
-    """The least is the best way to call a file: without links, short, early in name order."""
+    """Sort key of spellings: the minimum has no links, is short, and is first in name order."""
     return str(Path(source.name).absolute()) != identity, source.name.count("/"), source.name
 
 
 def _check_names(sources: Iterable[ByteSource]) -> None:
-    """Refuses names that no data set could record, before any work is done."""
+    """Refuses names that dataset.json cannot record, before any work is done."""
     for source in sources:
         try:
             source.name.encode()
@@ -131,19 +129,12 @@ def _check_names(sources: Iterable[ByteSource]) -> None:
             ) from None
 
 
-def _some(names: Sequence[str]) -> str:
-    """The first few names, and how many more there are."""
-    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
-
-
 def _find_local(pattern: str) -> list[ByteSource]:
     path = Path(pattern).expanduser()
     if path.is_file():
         return [FileSource(path)]
     if (listing := list_local(path)) is not None:
-        if listing.left_out:
-            say(f"warning: {pattern}: left out {_some(listing.left_out)}", style="yellow")
+        listing.warn(pattern)
         return keep_corpus_files(map(FileSource, listing.files), pattern)
     if path.exists():
         raise DataError(f"{pattern} is not a regular file: give files, folders or globs")

@@ -100,10 +100,10 @@ def write_stdlib_corpus(
 
 
 def sample_texts(count: int, max_characters: int = 2_000) -> list[str]:
-    """Up to `count` pieces of this Python's library: sources and pydoc topics, no two alike.
+    """Up to `count` distinct pieces of Python's standard library: sources and pydoc topics.
 
-    The same Python gives the same pieces. They come from as many modules as possible, at most a few
-    from each. A Python without its library's sources gives fewer, or none.
+    The same Python gives the same pieces. They are from as many modules as possible, at most a few
+    from each. A Python installation without the sources of the library gives fewer pieces, or none.
     """
     root = _library()
     modules = {path.relative_to(root).as_posix(): path for path in _modules(root)}
@@ -179,7 +179,7 @@ def _modules(root: Path) -> Iterator[Path]:
 
 
 def _source(path: Path) -> str:
-    """The text of a module; empty where it is no Python or not in its own encoding."""
+    """The text of a module; empty if it cannot be decoded."""
     try:
         with tokenize.open(path) as file:
             return file.read()

@@ -84,9 +84,10 @@ class PartInfo:
         path: the source's name.
         bytes: as stored; of text, where a source cannot tell.
         excluded: documents left out by their subset, by name.
-        named: records that name their subset; None in parts of an earlier version.
-        unnamed: records with nothing at the subset's place.
-        misnamed: records with something there that is no name; `misnamed_example` is one of them.
+        named: number of records with a subset name; None in parts of an earlier version.
+        unnamed: number of records without a value at `subset_key`.
+        misnamed: number of records whose value there is not a name.
+        misnamed_example: the first of them.
         backend: what encoded it.
         mismatches: 1 if another backend's ids were not tiktoken's, and were thrown away.
     """
@@ -115,8 +116,8 @@ class PartInfo:
         return cls(**json.loads((part / "part.json").read_bytes()))
 
     def names_subsets(self, default: str) -> bool:
-        """Whether a record names its subset; `default` is the subset of those that do not."""
-        if self.named is None:  # an earlier version did not count
+        """Whether a record has a subset name; `default` is the subset of records without one."""
+        if self.named is None:  # written by an earlier version
             return bool({*self.subsets, *self.excluded} - {default})
         return self.named > 0
 
@@ -268,7 +269,7 @@ class _Writer:
         yield batch, bad
 
     def _is_wanted(self, item: Document) -> bool:
-        """Whether a document goes into the part; counts it, and whether it names its subset."""
+        """Whether a document belongs to the part; updates the counts."""
         self.records += self._has_records
         if item.no_subset == MISSING:
             self.unnamed += 1

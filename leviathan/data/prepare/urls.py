@@ -7,7 +7,6 @@ from typing import IO, Any
 
 from typing_extensions import override
 
-from leviathan.console import say
 from leviathan.credentials import without_credentials
 from leviathan.data.filesystem import file_system, readable_error
 from leviathan.data.prepare.local_files import list_local
@@ -26,10 +25,10 @@ def is_url(pattern: str) -> bool:
 
 @dataclass(frozen=True)
 class UrlSource(ByteSource):
-    """A file behind a URL, and what was known of it when it was found.
+    """A file at a URL, with its size and version when it was listed.
 
     Attributes:
-        location: the same for all spellings of the URL; a path, if it `is_local`.
+        location: equal for all spellings of the URL; a path if `is_local`.
     """
 
     url: str
@@ -115,13 +114,12 @@ def find_urls(pattern: str) -> list[ByteSource]:
 
 
 def _find_local(fs: Any, path: str, pattern: str) -> list[ByteSource]:
-    """Files of this machine, found as those without a URL are."""
+    """Files of this machine (`file://`), listed in the same way as paths."""
     if Path(path).is_file():
         return [_source(fs, path, pattern)]
     if (listing := list_local(Path(path))) is None:
         raise DataError(f"no such file or folder: {pattern}")
-    if listing.left_out:
-        say(f"warning: {pattern}: left out {', '.join(listing.left_out)}", style="yellow")
+    listing.warn(pattern)
     return keep_corpus_files(_sources(fs, map(str, listing.files)), pattern)
 
 

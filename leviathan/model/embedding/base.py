@@ -58,7 +58,7 @@ class InputEmbedding(nn.Module, ABC):
 
     @abstractmethod
     def param_roles(self) -> Mapping[str, Role]:
-        """The role of each of the module's own parameters, by its local name."""
+        """Local name → role of each of the module's own parameters."""
 
     @torch.no_grad()
     def calibrate(self, config: ModelConfig) -> None:

@@ -124,7 +124,7 @@ def _position(argument, s, n_ids, ids, valid, KNOTS: tl.constexpr):
     t = x * (KNOTS - 1)
     nearest = tl.floor(t + 0.5)
     offset = t - nearest
-    # Converted to an integer, NaN could be any address. The weights below stay NaN.
+    # Converting NaN to an integer could give any address. The weights below remain NaN.
     knot = tl.where(nearest == nearest, nearest, 0.0).to(tl.int32)
     left = tl.where(knot > 0, 0.5 * (0.5 - offset) * (0.5 - offset), 0.0)
     middle = 0.75 - offset * offset

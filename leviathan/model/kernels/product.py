@@ -6,8 +6,8 @@ is its parent's times its sibling. Nothing is divided, so zeros are as exact as 
 
 Range: products of `2**level` factors are brought near 1 by powers of two, which round nothing, and
 the powers come back at the end, so nothing overflows or underflows where the result does not.
-Level 4 costs next to nothing and is safe for all but extreme factors, which are recognized; for
-those every factor is brought near 1 by itself (level 0).
+Level 4 has a negligible cost and is safe except for extreme factors. If such factors are detected,
+every factor is scaled to near 1 separately (level 0).
 """
 
 import math
@@ -159,9 +159,9 @@ def _lowest(count: int, bound: float) -> float:
 
 
 def _times_power(x: Tensor, exponent: Tensor) -> Tensor:
-    """x·2^exponent in two steps, as one power alone may be out of range.
+    """x·2^exponent in two steps, because one power may be out of range.
 
-    Exponents beyond what any x needs are cut: an infinite power would make NaN of a zero.
+    Exponents are clamped to the useful range: an infinite power times zero would be NaN.
     """
     most = 2.0 * (math.frexp(torch.finfo(x.dtype).max)[1] - 2)
     exponent = exponent.clamp(-most, most)

@@ -21,7 +21,7 @@ class Weights(NamedTuple):
 
 
 def weights(x: Tensor, knots: int) -> Weights:
-    """The weights at x `[h, d, n]` in [0, 1]; κ = `knots`. Those of a NaN are NaN, at knot 0."""
+    """The weights at x `[h, d, n]` in [0, 1]; κ = `knots`. For NaN: NaN weights at knot 0."""
     t = x * (knots - 1)
     nearest = t.round()
     offset = t.sub_(nearest)
@@ -32,13 +32,13 @@ def weights(x: Tensor, knots: int) -> Weights:
     torch.mul((0.5 + offset).square_(), 0.5, out=right)
     total = None
     low, high = (float(border) for border in nearest.aminmax()) if x.numel() else (1, 0)
-    if not (low > 0 and high < knots - 1):  # also where an x is NaN, which hides the borders
+    if not (low > 0 and high < knots - 1):  # also if an x is NaN: then low and high are NaN
         first, last = nearest == 0, nearest == knots - 1
         total = 1 - left * first - right * last  # exactly 1 elsewhere
         left.masked_fill_(first, 0)
         right.masked_fill_(last, 0)
         values /= total.unsqueeze(1)
-    # An integer made of NaN would be an index outside the table.
+    # Converting NaN to an integer would give an index outside the table.
     return Weights(nearest.nan_to_num_(nan=0.0).long(), offset, values, total)
 
 

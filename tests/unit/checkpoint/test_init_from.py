@@ -165,7 +165,7 @@ def test_another_tokenizer_is_refused(tiny_dataset, other_dataset, tmp_path, sav
     other = second(config).model_copy(
         update={"data": config.data.model_copy(update={"path": other_dataset})}
     )
-    with pytest.raises(ConfigError, match=r"tokenizer.*other: the same ids are other tokens"):
+    with pytest.raises(ConfigError, match=r"tokenizer.*other: the ids differ in meaning"):
         first_weights(other, mesh)
 
 

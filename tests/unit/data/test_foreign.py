@@ -116,7 +116,9 @@ def test_ids_beyond_the_vocabulary_name_their_row(tmp_path: Path, data: Any, wro
 def test_packed_shards(tmp_path: Path, data: Any) -> None:
     expected = ids(100, SEQ_LEN + 1, "int64")
     write(tmp_path / "set", expected, "bytes", compression="zstd:3")
-    with pytest.raises(DataError, match=r"shard.00000.mds.zstd is packed: set data.format.cache"):
+    with pytest.raises(
+        DataError, match=r"shard.00000.mds.zstd is compressed: set data.format.cache"
+    ):
         data(dtype="int64")
     dataset = data(dtype="int64", cache=str(tmp_path / "cache"))
     rows = dataset.rows("train")

@@ -35,6 +35,6 @@ def test_the_first_difference_is_named(tiny_tokenizer: Path) -> None:
     def composed(texts: list[str]) -> list[list[int]]:
         return [tokenizer.encode(text.replace("e\u0301", "\u00e9")) for text in texts]
 
-    with pytest.raises(DataError, match=r"\d+ of 1,\d+ texts get other ids than from NFC") as error:
+    with pytest.raises(DataError, match=r"\d+ of 1,\d+ texts differ from those of NFC") as error:
         compare_ids(tokenizer, composed, "NFC")
     assert "e\u0301" in str(error.value)

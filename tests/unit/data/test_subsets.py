@@ -141,7 +141,7 @@ def test_no_record_names_a_subset(
     path = nameless(tmp_path / "a.jsonl")
     assert prepare(config(source={"paths": [str(path)]}))["subsets"] == [NO_SUBSET]
     said = capsys.readouterr().err
-    assert "none of 3 records names a subset (source.subset_key=meta.pile_set_name" in said
+    assert "none of 3 records has a subset name at source.subset_key=meta.pile_set_name" in said
 
 
 @pytest.mark.parametrize("executor", ["local", "rank"])
@@ -168,7 +168,7 @@ def test_filters_without_names_are_refused(
         mixing=filters.get("mixing", {}),
         executor=executor,
     )
-    message = rf"^{key} cannot be applied: none of 6 records names a subset"
+    message = rf"^{key} cannot be applied: none of 6 records has a subset name"
     if executor == "rank":
         for rank in range(2):
             monkeypatch.setenv("RANK", str(rank))
@@ -202,7 +202,7 @@ def test_plain_texts_are_not_warned_of(
 ) -> None:
     (tmp_path / "a.txt").write_text("a")
     prepare(config(source={"paths": [str(tmp_path / "a.txt")]}))
-    assert "names a subset" not in capsys.readouterr().err
+    assert "has a subset name" not in capsys.readouterr().err
 
 
 def test_a_file_without_names_beside_others_is_named(
@@ -211,7 +211,7 @@ def test_a_file_without_names_beside_others_is_named(
     one, other = nameless(tmp_path / "a.jsonl"), as_flat_key(tmp_path / "b.jsonl")
     source = {"paths": [str(one), str(other)], "subsets": {"exclude": ["Alpha"]}}
     assert prepare(config(source=source))["documents"] == 6
-    assert f"no record in {one} names a subset" in capsys.readouterr().err
+    assert f"no record in {one} has a subset name" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,10 @@ def test_something_that_is_no_name_is_reported(
     path = jsonl(tmp_path / "a.jsonl", *records)
     assert prepare(config(source={"paths": [str(path)]}))["subsets"] == ["Alpha", NO_SUBSET]
     said = capsys.readouterr().err
-    assert "warning: 2 records have something at source.subset_key=meta.pile_set_name" in said
+    assert (
+        "warning: 2 records have an invalid subset name at source.subset_key=meta.pile_set_name"
+        in said
+    )
     assert f"the first is {path}:2: {kind}" in said
 
 
@@ -237,7 +240,7 @@ def test_a_number_as_subset_of_every_row(
     prepare(config(source=keys))
     said = capsys.readouterr().err
     assert f"the first is {path}: row 1: a number" in said
-    assert "none of 5 records names a subset (source.subset_key=source was looked for)" in said
+    assert "none of 5 records has a subset name at source.subset_key=source:" in said
 
 
 def test_parts_of_an_earlier_version_are_looked_at_again(tmp_path: Path, config: Config) -> None:

@@ -74,7 +74,7 @@ def test_common_result_and_table(
     pair["comparisons"] = dict.fromkeys(SCALES, len(pair["absolute"]))
     text = frequency_table({**result, "pairs": [pair]})
     assert "+0.100 (+0.050 to +0.150)" in text
-    assert "16 comparisons, not corrected for their number" in text
+    assert "16 comparisons, not corrected for multiple comparisons" in text
 
 
 def test_counts_of_another_vocabulary(tmp_path: Path) -> None:

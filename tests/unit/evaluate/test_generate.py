@@ -64,7 +64,7 @@ def test_what_does_not_fit_is_reported(
             completion["tokens"] == completion["max_new_tokens"]
         )
     printed = capsys.readouterr().err
-    assert f"truncated from the left, by {lengths[1] - 16:,} tokens in all" in printed
+    assert f"truncated from the left, by a total of {lengths[1] - 16:,} tokens" in printed
     assert "3 generations were capped" in printed
     # Nor does a long prompt beside it take anything from a short one.
     alone = generate_texts(runs["tied"], prompts[2:], 100)["completions"][0]

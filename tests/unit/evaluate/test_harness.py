@@ -225,7 +225,7 @@ def test_truncation_is_reported(
     }
     printed = capsys.readouterr().err
     assert "next_line: 2 contexts did not fit the model's context of 32 tokens" in printed
-    assert f"by {lost:,} tokens in all" in printed
+    assert f"by a total of {lost:,} tokens" in printed
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,7 @@ def test_the_rule(unit, observations, parameters, reason) -> None:
 
 def test_observations_that_agree_exactly_say_nothing_of_their_noise() -> None:
     assert no_interval("seed", 9, 1, spread=0.0) == (
-        "all 9 seeds agree exactly, so their noise is unknown"
+        "all 9 seeds are identical, so their noise is unknown"
     )
     assert over_documents(np.full(20, 3.0), np.full(20, 6.0)).no_interval is not None
     assert over_seeds([0.1] * 5)[0].no_interval is not None
@@ -98,4 +98,4 @@ def test_the_table_of_tasks_shows_no_error_of_few_or_equal_samples() -> None:
 
     assert "0.0500" in results_table(result(100, 0.05))
     assert "9 samples; 10 needed" in results_table(result(9, 0.05))
-    assert "agree exactly" in results_table(result(100, 0.0))
+    assert "are identical" in results_table(result(100, 0.0))

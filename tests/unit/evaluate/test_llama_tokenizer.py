@@ -129,7 +129,7 @@ TOKENIZER_CHANGES: dict[str, tuple[Change, str]] = {
     ),
     "unreachable token": (
         lambda c: (c["model"]["merges"].pop(), c["model"].update(ignore_merges=False)),
-        r"model.merges do not lead to .* \(id 499\)",
+        r"model.merges do not produce .* \(id 499\)",
     ),
     "missing byte": (
         lambda c: c["model"]["vocab"].pop("A"),
@@ -137,7 +137,7 @@ TOKENIZER_CHANGES: dict[str, tuple[Change, str]] = {
     ),
     "no byte": (
         lambda c: c["model"]["vocab"].update({"▁x": 600}),
-        r"model.vocab: '▁x' has '▁', which stands for no byte",
+        r"model.vocab: '▁x' contains '▁', which does not represent a byte",
     ),
 }
 CONFIG_CHANGES: dict[str, tuple[Change, str]] = {
@@ -150,8 +150,11 @@ CONFIG_CHANGES: dict[str, tuple[Change, str]] = {
     "end added": (lambda c: c.update(add_eos_token=True), "add_eos_token is True"),
     "code": (lambda c: c.update(auto_map={"AutoTokenizer": "t.T"}), "auto_map is"),
     "no end": (lambda c: c.pop("eos_token"), "eos_token is missing"),
-    "unknown end": (lambda c: c.update(eos_token="</s>"), "eos_token '</s>' is no special token"),
-    "unknown beginning": (lambda c: c.update(bos_token="<s>"), "bos_token '<s>' is no special"),
+    "unknown end": (
+        lambda c: c.update(eos_token="</s>"),
+        "eos_token '</s>' is not a special token",
+    ),
+    "unknown beginning": (lambda c: c.update(bos_token="<s>"), "bos_token '<s>' is not a special"),
     "another id": (
         lambda c: c.update(added_tokens_decoder={"7": {"content": EXTRA, "special": True}}),
         r"added_tokens_decoder\[7\] is '<\|eot_id\|>'",
@@ -198,14 +201,14 @@ def test_ids_are_the_last_proof(good: Path, tmp_path: Path) -> None:
         pattern["Regex"] = r"[^\r\n]+$|" + pattern["Regex"]  # of every line, or of the last one
 
     edit_json(tmp_path / "tokenizer.json", lines)
-    with pytest.raises(CheckpointError, match=r"of 1,\d\d\d texts get other ids .*tokenizer\.json"):
+    with pytest.raises(CheckpointError, match=r"of 1,\d\d\d texts differ .*tokenizer\.json"):
         read_llama_tokenizer(tmp_path)
 
 
 def test_files_beside_it_that_disagree(good: Path, tmp_path: Path) -> None:
     shutil.copytree(good, tmp_path, dirs_exist_ok=True)
     (tmp_path / "special_tokens_map.json").write_text(json.dumps({"bos_token": EXTRA}))
-    with pytest.raises(CheckpointError, match=r"bos_token is not the same in"):
+    with pytest.raises(CheckpointError, match=r"bos_token differs between"):
         read_llama_tokenizer(tmp_path)
     (tmp_path / "special_tokens_map.json").write_text(json.dumps({"bos_token": {"content": BOS}}))
     assert read_llama_tokenizer(tmp_path).prefix_token == 500

@@ -82,7 +82,7 @@ def test_the_exported_tokenizer_is_the_imported_one(
         assert after[key] == before[key]
     card = (tmp_path / "out" / "README.md").read_text()
     assert "should be preceded by the id 500" in card
-    assert "splits the strings of special tokens out" in card
+    assert "`split_special_tokens=True` to encode them as ordinary text" in card
     # And it can be imported once more.
     import_llama(tmp_path / "out", tmp_path / "again")
     one, two = (open_checkpoint(path).tokenizer for path in (run_dir, tmp_path / "again"))
@@ -141,7 +141,7 @@ def test_nothing_is_written_for_a_tokenizer_that_is_refused(shape: str, tmp_path
 def test_what_transformers_makes_of_it_counts(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A key that this project takes for harmless, and that changes ids in transformers."""
+    """A key that this project treats as harmless, but that changes ids in transformers."""
     import leviathan.evaluate.llama_tokenizer as reader
 
     shutil.copytree(source, tmp_path / "llama")
@@ -160,7 +160,7 @@ def test_what_transformers_makes_of_it_counts(
 
     monkeypatch.setattr(PreTrainedTokenizerFast, "from_pretrained", classmethod(lowered))
     assert reader.read_llama_tokenizer(tmp_path / "llama").vocab_size == 503
-    with pytest.raises(CheckpointError, match=r"other ids than from transformers.*nothing was"):
+    with pytest.raises(CheckpointError, match=r"differ from those of transformers.*nothing was"):
         import_llama(tmp_path / "llama", tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -123,8 +123,8 @@ def test_the_first_group_that_matches_applies():
     ("groups", "named"),
     [
         ([{"name": "*.x_proj.weight"}], r"optim\.groups\.0 .*x_proj.*matches nothing"),
-        ([{"role": "head"}, {"name": "lm_head.*"}], r"optim\.groups\.1 .*an earlier group"),
-        ([{"role": "spline"}, {"role": "spline"}], r"optim\.groups\.1 .*an earlier group"),
+        ([{"role": "head"}, {"name": "lm_head.*"}], r"optim\.groups\.1 .*earlier groups"),
+        ([{"role": "spline"}, {"role": "spline"}], r"optim\.groups\.1 .*earlier groups"),
     ],
 )
 def test_a_group_that_can_have_no_effect_is_refused(groups, named):

@@ -1,8 +1,8 @@
-"""Rows of parquet files, of which only the columns of text and subset are read.
+"""Reader of parquet files; reads only the columns of text and subset.
 
-A path such as `meta.pile_set_name` leads through structs, maps, and text that is the JSON of an
-object; a column may also have the whole path as its name. A value that cannot be decoded is the
-problem of its row alone.
+A path such as `meta.pile_set_name` leads through structs, maps, and strings that contain a JSON
+object; a column may also have the full path as its name. A value that cannot be decoded only
+rejects its row.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ from leviathan.data.prepare.source import ByteSource, FileSource
 from leviathan.data.prepare.unpack import AGAIN, BUFFER
 from leviathan.errors import DataError
 
-_BATCH_BYTES = 1 << 23  # of rows decoded at once, as far as their mean size tells
+_BATCH_BYTES = 1 << 23  # rows decoded at once, estimated from their mean size
 _BATCH_ROWS = 1024
 
 OnBytes = Callable[[int], Any] | None
@@ -31,12 +31,12 @@ OnBytes = Callable[[int], Any] | None
 def read_parquet(
     source: ByteSource, reading: Reading, on_bytes: OnBytes, digest: Any
 ) -> Iterator[Document | BadLine]:
-    """The documents of a parquet file; `line` counts its rows.
+    """The documents of a parquet file; `line` is the number of the row.
 
     Raises:
-        DataError: the file is damaged, or has no column for the text.
+        DataError: the file is damaged, or has no text column.
     """
-    if not isinstance(source, FileSource):  # it is read from its end: fetch it once, not twice
+    if not isinstance(source, FileSource):  # parquet needs random access: fetch the file once
         with NamedTemporaryFile(suffix=".parquet") as copy:
             with source.open() as remote:
                 while block := remote.read(BUFFER):
@@ -75,20 +75,20 @@ def _read_local(
                     on_bytes(round(source.size() / total * batch.num_rows))
     except (pyarrow.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise  # the system's word on the file; a bad checksum is an OSError without a number
+            raise  # an error of the system; a bad checksum is an OSError without errno
         raise DataError(f"{name}: damaged parquet file ({error}); {AGAIN}") from None
 
 
 def needed_columns(schema: Any, name: str, reading: Reading) -> list[str]:
-    """The columns of a pyarrow schema that text and subset are read from, as dotted paths.
+    """The columns of a pyarrow schema that contain text and subset, as dotted paths.
 
     Raises:
-        DataError: there is none for the text, or two have its name.
+        DataError: there is no text column, or several columns have the same name.
     """
     paths = {reading.text_key: reading.text_path, reading.subset_key: reading.subset_path}
     for column in [each for key, path in paths.items() for each in (path[0], key)]:
         if schema.names.count(column) > 1:
-            raise DataError(f"{name}: {schema.names.count(column)} columns are called {column!r}")
+            raise DataError(f"{name}: {schema.names.count(column)} columns are named {column!r}")
     text = _columns_at(schema, reading.text_path, reading.text_key)
     if not text:
         found = ", ".join(_leaves(schema))
@@ -99,7 +99,7 @@ def needed_columns(schema: Any, name: str, reading: Reading) -> list[str]:
 
 
 def _columns_at(schema: Any, path: tuple[str, ...], key: str) -> list[str]:
-    """The columns that may hold what `path` leads to: the path's own, and the one called `key`."""
+    """The columns that may contain the value: that of the path, and the one named `key`."""
     import pyarrow.types as types
 
     found = [key] if key in schema.names else []
@@ -128,7 +128,7 @@ def _is_text(type_: Any) -> bool:
 
 
 def _leaves(fields: Any, prefix: str = "") -> list[str]:
-    """The names of the columns, those inside of structs by their dotted paths."""
+    """The names of the columns; fields of structs as dotted paths."""
     import pyarrow.types as types
 
     names: list[str] = []
@@ -143,7 +143,7 @@ def _leaves(fields: Any, prefix: str = "") -> list[str]:
 def _rows(batch: Any) -> list[dict[str, Any]]:
     try:
         return batch.to_pylist()
-    except Exception:  # one value that Python cannot hold takes the whole batch with it
+    except Exception:  # raised for the full batch if one value cannot be converted
         return [
             {
                 name: _value(column[row])
@@ -154,12 +154,12 @@ def _rows(batch: Any) -> list[dict[str, Any]]:
 
 
 def _value(scalar: Any) -> Any:
-    """A pyarrow scalar as Python has it, with `Unreadable` in place of what Python cannot hold."""
+    """A pyarrow scalar as a Python value, with `Unreadable` for values that cannot be converted."""
     import pyarrow
 
     try:
         return scalar.as_py()
-    except Exception as error:  # what a value raises depends on its type
+    except Exception as error:  # the type of the exception depends on the value
         if isinstance(scalar, pyarrow.StructScalar):
             return {name: _value(scalar[name]) for name in scalar}
         if isinstance(scalar, pyarrow.MapScalar):

@@ -12,8 +12,8 @@ import pytest
 
 from leviathan.config.schema import PrepConfig
 from leviathan.data.prepare import prepare
+from leviathan.data.prepare.parquet import needed_columns
 from leviathan.data.prepare.reader import BadLine, Document, Reading, read
-from leviathan.data.prepare.rows import needed_columns
 from leviathan.data.prepare.source import FileSource
 from leviathan.data.tokenizer import train_bpe
 from leviathan.errors import DataError
@@ -74,7 +74,7 @@ def bad_text(tmp_path: Path) -> Path:
 
 def test_a_text_that_is_not_utf8_is_one_bad_row(bad_text: Path, config: Config) -> None:
     source = {"paths": [str(bad_text)]}
-    message = r"bad.parquet: row 10: 'text' holds invalid UTF-8: byte 0xe9 at position 3 of the"
+    message = r"bad.parquet: row 10: 'text' has invalid UTF-8: byte 0xe9 at position 3 of the"
     with pytest.raises(DataError, match=message):
         prepare(config(source=source))
     wanted = config(source=source, on_error="quarantine", max_reject_fraction=0.1)
@@ -91,7 +91,7 @@ def test_a_tokenizer_is_trained_on_the_other_rows(
     result = train_bpe([str(bad_text)], 270, tmp_path / "t.tiktoken")
     assert result["documents"] == 39
     said = capsys.readouterr().err
-    assert f"left out {bad_text}: row 10: 'text' holds invalid UTF-8: byte 0xe9" in said
+    assert f"left out {bad_text}: row 10: 'text' has invalid UTF-8: byte 0xe9" in said
 
 
 @pytest.mark.parametrize("kind", [pyarrow.large_string(), pyarrow.string_view(), "dictionary"])
@@ -196,7 +196,7 @@ def test_needed_columns(fields: dict[str, Any], subset_key: str, expected: list[
 def test_columns_that_cannot_be_told_apart(tmp_path: Path) -> None:
     table = pyarrow.Table.from_arrays([pyarrow.array(["x"])] * 2, names=["text", "text"])
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
-    with pytest.raises(DataError, match=r"a.parquet: 2 columns are called 'text'"):
+    with pytest.raises(DataError, match=r"a.parquet: 2 columns are named 'text'"):
         documents(tmp_path / "a.parquet")
 
 
