@@ -8,6 +8,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from leviathan.checkpoint.load import check_finite
 from leviathan.config.schema import ModelConfig
 from leviathan.console import say
 from leviathan.data.tokenizer import Tokenizer
@@ -101,6 +102,12 @@ def read_llama_config(folder: Path) -> ModelConfig:
         problems.append(
             f"rope_parameters is {rope!r:.120}, native models do not support scaled positions"
         )
+    thetas = {float(x) for x in (content.get("rope_theta"), rope.get("rope_theta")) if x}
+    if len(thetas) > 1:
+        problems.append(
+            f"rope_theta is {content['rope_theta']} and, in rope_parameters, "
+            f"{rope['rope_theta']}: remove the wrong one"
+        )
     if problems:
         raise CheckpointError(f"{file}: {'; '.join(problems)}")
     if unknown := sorted(content.keys() - _ONLY.keys() - _SHAPE_KEYS - _NEUTRAL_KEYS):
@@ -160,12 +167,17 @@ def read_llama_model(folder: Path, config: ModelConfig) -> CausalLM:
     """The weights in fp32 on the CPU, in evaluation mode.
 
     Raises:
-        CheckpointError: files or tensors are missing, damaged or of other shapes.
+        CheckpointError: files or tensors are missing, damaged, of other shapes or not finite.
     """
     model = meta_model(config)
     found = {name: value.float() for name, value in _read_weights(folder).items()}
     if config.embedding.kind == "tied":
-        found.pop("lm_head.weight", None)  # some writers store it twice
+        head = found.pop("lm_head.weight", None)  # some writers store it twice
+        if head is not None and not head.equal(found.get("model.embed_tokens.weight", head)):
+            raise CheckpointError(
+                f"{folder}: tie_word_embeddings is true, but lm_head.weight differs from "
+                "model.embed_tokens.weight: correct config.json"
+            )
     wanted = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     if missing := sorted(wanted.keys() - found.keys()):
         raise CheckpointError(f"{folder}: no tensor {missing[0]} ({len(missing)} are missing)")
@@ -179,6 +191,7 @@ def read_llama_model(folder: Path, config: ModelConfig) -> CausalLM:
                 f"{folder}: tensor {name}: expected {wanted[name]}, found "
                 f"{tuple(found[name].shape)}; config.json does not belong to these weights"
             )
+    check_finite(found, str(folder))
     model.load_state_dict(found, assign=True)
     if model.lm_head.tied:
         weight = model.model.embed_tokens.output_weight
