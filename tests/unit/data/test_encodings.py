@@ -95,7 +95,7 @@ META: dict[str, Any] = {
             META | {"special_tokens": {END_OF_TEXT: 5}},
             "the id 5 of '<.endoftext.>' is already used",
         ),
-        (META | {"end_of_text": 259}, "end_of_text is 259, beyond the 259 ids"),
+        (META | {"end_of_text": 259}, "end_of_text is 259, but the tokenizer has only 259 ids"),
         (META | {"fingerprint": "0" * 64}, "fingerprint"),
         ([META], "expected a JSON object"),
     ],

@@ -202,7 +202,7 @@ def test_plain_texts_are_not_warned_of(
 ) -> None:
     (tmp_path / "a.txt").write_text("a")
     prepare(config(source={"paths": [str(tmp_path / "a.txt")]}))
-    assert "names a subset" not in capsys.readouterr().err
+    assert "has a subset name" not in capsys.readouterr().err
 
 
 def test_a_file_without_names_beside_others_is_named(
@@ -211,7 +211,7 @@ def test_a_file_without_names_beside_others_is_named(
     one, other = nameless(tmp_path / "a.jsonl"), as_flat_key(tmp_path / "b.jsonl")
     source = {"paths": [str(one), str(other)], "subsets": {"exclude": ["Alpha"]}}
     assert prepare(config(source=source))["documents"] == 6
-    assert f"no record in {one} names a subset" in capsys.readouterr().err
+    assert f"no record in {one} has a subset name" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
