@@ -65,7 +65,7 @@ def verify_checkpoint(directory: Path, share: int = 0, shares: int = 1) -> int:
         CheckpointError: names the first file or tensor that is missing or corrupt.
     """
     files = verify_manifest(directory, share, shares)
-    read_state(directory)
+    read_state(directory, step=int)
     model = meta_model(read_run_config(directory).model)
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     # An imported model has weights but no optimizer state.
