@@ -137,7 +137,7 @@ TOKENIZER_CHANGES: dict[str, tuple[Change, str]] = {
     ),
     "no byte": (
         lambda c: c["model"]["vocab"].update({"▁x": 600}),
-        r"model.vocab: '▁x' has '▁', which does not represent a byte",
+        r"model.vocab: '▁x' contains '▁', which does not represent a byte",
     ),
 }
 CONFIG_CHANGES: dict[str, tuple[Change, str]] = {
@@ -208,7 +208,7 @@ def test_ids_are_the_last_proof(good: Path, tmp_path: Path) -> None:
 def test_files_beside_it_that_disagree(good: Path, tmp_path: Path) -> None:
     shutil.copytree(good, tmp_path, dirs_exist_ok=True)
     (tmp_path / "special_tokens_map.json").write_text(json.dumps({"bos_token": EXTRA}))
-    with pytest.raises(CheckpointError, match=r"bos_token is not the same in"):
+    with pytest.raises(CheckpointError, match=r"bos_token differs between"):
         read_llama_tokenizer(tmp_path)
     (tmp_path / "special_tokens_map.json").write_text(json.dumps({"bos_token": {"content": BOS}}))
     assert read_llama_tokenizer(tmp_path).prefix_token == 500

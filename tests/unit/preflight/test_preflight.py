@@ -208,7 +208,7 @@ def test_a_host_that_does_not_answer_is_named():
     ("hashes", "damaged", "verdict", "why"),
     [
         (["sha1"], False, "green", "every byte as it was written"),
-        (["sha1"], True, "red", "its sha1 is not the one in index.json"),
+        (["sha1"], True, "red", "its sha1 differs from index.json"),
         (None, False, "amber", "1 shards have no hash in index.json"),
     ],
 )
