@@ -129,7 +129,8 @@ def read_prompts(file: Path) -> list[str]:
         DataError: the file cannot be read, or a line of it is something else.
     """
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        # Not splitlines(): a form feed or U+2028 belongs to the prompt.
+        lines = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file}: cannot be read ({error})") from None
     if file.suffix != ".jsonl":

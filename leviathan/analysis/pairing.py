@@ -77,15 +77,16 @@ def differing(run: Run, base: Run) -> tuple[str, ...]:
 def with_common_losses(entries: Sequence[Entry]) -> tuple[list[Entry], str]:
     """The runs with comparable validation losses, and a note if losses were replaced.
 
-    `leviathan perplexity` may have scored only some of the runs, or runs at different steps, while
-    the training loop scored the same split of all runs at the same step. In that case the losses of
-    the training loop are compared.
+    `leviathan perplexity` may have scored only some of the runs, or the runs at different steps or
+    on different data, while the training loop scored the same split of all runs at the same step.
+    In that case the losses of the training loop are compared.
     """
     last = max((entry.run.loop_step or 0 for entry in entries), default=0)
     scored = [entry for entry in entries if last and entry.run.loop_step == last]
     evaluated = [entry.run.perplexity is not None for entry in scored]
     steps = {entry.run.loss_step for entry in scored}
-    if not any(evaluated) or (all(evaluated) and len(steps) == 1):
+    data = {_evaluated_on(entry.run) for entry in scored}
+    if not any(evaluated) or (all(evaluated) and len(steps) == len(data) == 1):
         return list(entries), ""
     changed = [
         replace(entry, run=replace(entry.run, compares_loop=entry.run.perplexity is not None))
@@ -93,8 +94,8 @@ def with_common_losses(entries: Sequence[Entry]) -> tuple[list[Entry], str]:
         else entry
         for entry in entries
     ]
-    only = not all(evaluated)
-    why = "has not scored all runs" if only else "has scored the runs at different steps"
+    where = "at different steps" if len(steps) > 1 else "on different data"
+    why = f"has scored the runs {where}" if all(evaluated) else "has not scored all runs"
     return changed, (
         f"`leviathan perplexity` {why}, so the report compares the validation losses of the "
         f"training loop at step {last:,}, which exist for all runs."

@@ -6,7 +6,7 @@ from typing import Any
 
 from leviathan.checkpoint.boxes import stored_shapes
 from leviathan.checkpoint.layout import complete_checkpoints, read_state
-from leviathan.checkpoint.load import WEIGHTS, read_run_config
+from leviathan.checkpoint.load import IMPORTED_KEY, WEIGHTS, read_run_config
 from leviathan.checkpoint.manifest import read_manifest
 from leviathan.errors import CheckpointError
 
@@ -28,7 +28,7 @@ def checkpoint_info(directory: Path) -> dict[str, Any]:
         "optimizer_steps": state["optimizer_steps"],
         "kind": config.model.embedding.kind,
         "parameters": sum(map(math.prod, weights)),
-        "engine": engine_name(config.engine.model_dump()),
+        "engine": "imported" if IMPORTED_KEY in state else engine_name(config.engine.model_dump()),
         "ranks": state["world_size"],
         "files": len(manifest),
         "bytes": sum(entry["bytes"] for entry in manifest.values()),

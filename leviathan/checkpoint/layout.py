@@ -82,12 +82,14 @@ def read_state(directory: Path, **wanted: type) -> dict[str, Any]:
         raise CheckpointError(f"{path}: unreadable ({error})") from error
     if not isinstance(state, dict):
         raise CheckpointError(f"{path}: corrupt: expected a JSON object")
-    for key, kind in {"step": int, **wanted}.items():
+    named = _STEP.fullmatch(directory.name)
+    if named or "step" in state:
+        wanted = {"step": int, **wanted}
+    for key, kind in wanted.items():
         value = state.get(key)
         if type(value) is not kind or (isinstance(value, int) and value < 0):
             expected = "a non-negative integer" if kind is int else f"a {kind.__name__}"
             raise CheckpointError(f"{path}: corrupt: {key} is {value!r}, expected {expected}")
-    named = _STEP.fullmatch(directory.name)
     if named and int(named[1]) != state["step"]:
         raise CheckpointError(
             f"{path}: step is {state['step']}, but the directory is {directory.name}: rename the "

@@ -12,7 +12,8 @@ from leviathan.checkpoint.manifest import CONFIG, STATE, verify_manifest
 from leviathan.config.load import parse_config
 from leviathan.config.schema import RunConfig
 from leviathan.console import say
-from leviathan.data.tokenizer import Tokenizer, load_tokenizer
+from leviathan.data.dataset import open_tokenizer
+from leviathan.data.tokenizer import Tokenizer
 from leviathan.errors import CheckpointError
 from leviathan.model.transformer import CausalLM, meta_model
 from leviathan.parallel.mesh import Mesh
@@ -64,7 +65,7 @@ def verify_checkpoint(directory: Path, share: int = 0, shares: int = 1) -> int:
         CheckpointError: names the first file or tensor that is missing or corrupt.
     """
     files = verify_manifest(directory, share, shares)
-    read_state(directory)
+    read_state(directory, step=int)
     model = meta_model(read_run_config(directory).model)
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     # An imported model has weights but no optimizer state.
@@ -99,9 +100,7 @@ def read_tokenizer(directory: Path, run: RunConfig) -> Tokenizer:
         CheckpointError: its state.json is corrupt.
         DataError: the tokenizer is corrupt.
     """
-    tokenizer = load_tokenizer(directory)
-    if run.data.format is not None and run.data.format.end_of_text is not None:
-        tokenizer.end_of_text = run.data.format.end_of_text
+    tokenizer = open_tokenizer(run.data, directory)
     state = read_state(directory) if (directory / STATE).is_file() else {}
     if isinstance(prefix := state.get(PREFIX_TOKEN_KEY), int):
         tokenizer.prefix_token = prefix

@@ -73,4 +73,4 @@ def checkpoint_verify(checkpoint: Checkpoint, as_json: AsJson = False) -> None:
     from leviathan.checkpoint.load import verify_checkpoint
 
     path = resolve_checkpoint(checkpoint)
-    show({"checkpoint": str(path), "files": verify_checkpoint(path)}, as_json)
+    show({"checkpoint": str(path), "files": verify_checkpoint(path), "verified": True}, as_json)

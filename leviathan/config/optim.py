@@ -78,7 +78,8 @@ class OptimConfig(Strict):
     groups: list[ParamGroupConfig] = Field(
         default_factory=list,
         description="parameter groups with other settings; the first group that matches a "
-        "parameter applies (`leviathan params --groups` prints the result)",
+        "parameter applies (`leviathan params --groups` prints the result). A role that the model "
+        "does not have is reported by `leviathan check`, a name that matches nothing is refused",
     )
     z_loss: NonNegativeFloat = Field(
         default=0.0, description="weight of (log Σ exp logits)² in the training loss"

@@ -67,16 +67,18 @@ def open_dataset(data: DataConfig | Path, seq_len: int | None = None) -> Dataset
     return Dataset(data.path, describe(data.path, data.format, seq_len), data.format)
 
 
-def open_tokenizer(data: DataConfig) -> Tokenizer:
-    """The tokenizer of a run's dataset, with the end-of-text id of the dataset.
+def open_tokenizer(data: DataConfig, copy: Path | None = None) -> Tokenizer:
+    """The tokenizer of a run's dataset, with the end-of-text id that the dataset has.
+
+    Args:
+        data: the run's `data` section.
+        copy: folder with a copy of its files, such as a checkpoint.
 
     Raises:
         DataError: the tokenizer is missing or corrupt.
     """
-    if data.format is None:
-        return load_tokenizer(data.path)
-    tokenizer = load_tokenizer(data.format.tokenizer)
-    if data.format.end_of_text is not None:
+    tokenizer = load_tokenizer(copy or (data.format.tokenizer if data.format else data.path))
+    if data.format is not None and data.format.end_of_text is not None:
         tokenizer.end_of_text = data.format.end_of_text
     return tokenizer
 

@@ -197,9 +197,17 @@ def split_folders(path: Path) -> dict[str, Path]:
     """Split → folder: `path` itself is the training split, or it holds train and, perhaps, val.
 
     Raises:
-        DataError: there is no index.json.
+        DataError: there is no index.json, or one above those of the splits, which a merge over all
+            splits leaves: reading it would train on the validation split.
     """
     if (path / "index.json").is_file():
+        below = [name for name in ("train", *_VALIDATION_NAMES) if (path / name).is_dir()]
+        if inside := [name for name in below if (path / name / "index.json").is_file()]:
+            raise DataError(
+                f"{path}: index.json is beside {' and '.join(f'{n}/index.json' for n in inside)}: "
+                "it is unclear which samples are for training. Remove the index.json above these "
+                "folders, or set data.path to one of them"
+            )
         return {"train": path}
     if not (path / "train" / "index.json").is_file():
         raise DataError(

@@ -164,10 +164,12 @@ class ForeignShards:
             file = self.file(number)
             if problem := _difference(file, entry.raw_data):
                 raise DataError(f"{file}: this shard is damaged: {problem}: copy it again")
-        return sum(
-            not entry.raw_data.hashes and not (entry.zip_data and entry.zip_data.hashes)
-            for entry in self.entries
-        )
+            if not entry.raw_data.hashes and entry.zip_data and entry.zip_data.hashes:
+                packed = self.folder / entry.zip_data.basename
+                if packed.is_file() and (problem := _difference(packed, entry.zip_data)):
+                    raise DataError(f"{packed}: this shard is damaged: {problem}: copy it again")
+        # The hash of a compressed file says nothing about the unpacked file in the cache.
+        return sum(not entry.raw_data.hashes for entry in self.entries)
 
     def _stored_file(self, entry: ShardEntry) -> tuple[Path, FileEntry]:
         """The file of a shard, raw or compressed, and its entry; checks its size."""

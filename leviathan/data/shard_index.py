@@ -27,6 +27,8 @@ def _check_inside(name: str) -> str:
     path = PurePosixPath(name)
     if not name or path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
         raise ValueError(f"{name!r} is not a path inside the folder of index.json")
+    if str(path) != name:  # so that one file has one name
+        raise ValueError(f"{name!r} is not in normal form, expected {str(path)!r}")
     return name
 
 
@@ -59,13 +61,19 @@ def read_index_json(path: Path, entry: type[Entry]) -> list[Entry]:
         raise DataError(_explain(path, error.errors()[0])) from None
     except (ValueError, KeyError, TypeError, RecursionError):
         raise DataError(f"{path} is empty or damaged: copy or prepare the dataset again") from None
-    names = Counter(shard.raw_data.basename for shard in shards)
+    names = Counter(file.basename for shard in shards for file in _files(shard))
     if twice := [name for name, count in names.items() if count > 1]:
         raise DataError(
             f"{path} lists the shard {twice[0]} {names[twice[0]]} times: write the index again; "
             "if several folders were merged, include the folder of each shard in its basename"
         )
     return shards
+
+
+def _files(shard: Any) -> list[_File]:
+    """The files of a shard: raw, and compressed where there is such an entry."""
+    packed = getattr(shard, "zip_data", None)
+    return [shard.raw_data, packed] if packed is not None else [shard.raw_data]
 
 
 def _explain(path: Path, error: Any) -> str:

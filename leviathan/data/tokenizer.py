@@ -119,8 +119,14 @@ class Tokenizer:
         return self._encoding.decode([int(id) for id in ids])
 
     def decode_bytes(self, id: int) -> bytes:
-        """The bytes that one id stands for."""
-        return self._encoding.decode_single_token_bytes(id)
+        """The bytes that one id stands for; none for an id that the vocabulary leaves unused.
+
+        A model may have more rows than its tokenizer has ids, and can give each of them.
+        """
+        try:
+            return self._encoding.decode_single_token_bytes(id)
+        except KeyError:
+            return b""
 
     def save(self, directory: Path) -> None:
         """Writes `tokenizer.tiktoken` (ranks) and `tokenizer.meta.json` into `directory`."""
@@ -267,7 +273,7 @@ def _make(ranks: dict[bytes, int], meta: dict[str, Any], path: Path) -> Tokenize
             f"{path}: end_of_text is {tokenizer.end_of_text:,}, but the tokenizer has only "
             f"{tokenizer.vocab_size:,} ids"
         )
-    if "fingerprint" not in meta:  # written by hand
+    if "fingerprint" not in meta:
         _check_pattern(tokenizer, path)
     return tokenizer
 

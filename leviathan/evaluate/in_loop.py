@@ -9,16 +9,14 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from leviathan.checkpoint.layout import step_dir
-from leviathan.checkpoint.load import read_tokenizer
 from leviathan.config.schema import RunConfig
-from leviathan.data.dataset import Dataset
+from leviathan.data.dataset import Dataset, open_tokenizer
 from leviathan.data.stream import IGNORE, eval_batches
 from leviathan.engine.base import Engine
 from leviathan.evaluate.ranks import Ranks
@@ -86,14 +84,13 @@ def run_tasks(engine: Engine, config: RunConfig, mesh: Mesh, step: int) -> dict[
     """
     from leviathan.evaluate.harness import score_tasks
 
-    wishes, form = config.evaluate, config.data.format
-    tokenizer_at = config.data.path if form is None else Path(form.tokenizer)
+    wishes = config.evaluate
     with undisturbed():
         loaded = Loaded(
             directory=step_dir(config.run_dir, step).resolve(),
             name=config.run_dir.name,
             model_config=config.model,
-            tokenizer=read_tokenizer(tokenizer_at, config),
+            tokenizer=open_tokenizer(config.data),
             step=step,
             data=config.data,
             model=whole_model(engine, config).to(mesh.device).eval(),

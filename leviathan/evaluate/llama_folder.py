@@ -8,6 +8,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from leviathan.checkpoint.load import check_finite
 from leviathan.config.schema import ModelConfig
 from leviathan.console import say
 from leviathan.data.tokenizer import Tokenizer
@@ -22,7 +23,6 @@ ARCHITECTURE = "LlamaForCausalLM"
 # Keys of a Llama configuration without a counterpart here, and the values that do not change the
 # model. The first value is the default.
 _ONLY: dict[str, tuple[Any, ...]] = {
-    "model_type": ("llama",),
     "hidden_act": ("silu",),
     "rope_scaling": (None,),
     "attention_bias": (False, None),
@@ -63,6 +63,7 @@ _NEUTRAL_KEYS = {
     "pad_token_id",
     "dtype",
     "initializer_range",
+    "model_type",  # checked apart
     "output_attentions",
     "output_hidden_states",
     "return_dict",
@@ -87,18 +88,25 @@ def read_llama_config(folder: Path) -> ModelConfig:
     file = folder / CONFIG
     content = read_json(file)
     rope = content.get("rope_parameters") or {}  # where transformers 5 puts it
-    problems = [
+    problems = []
+    if content.get("model_type") != "llama":
+        problems.append(f"model_type is {content.get('model_type')!r}, only llama can be read")
+    problems += [
         f"{key} is {content[key]!r:.80}, native models support only {allowed[0]!r}"
         for key, allowed in _ONLY.items()
         if content.get(key, allowed[0]) not in allowed
     ]
-    if "model_type" not in content:
-        problems.append("model_type is missing, expected 'llama'")
     if content.get("architectures") not in (None, [ARCHITECTURE]):
         problems.append(f"architectures is {content['architectures']!r}, expected {[ARCHITECTURE]}")
     if rope.get("rope_type", "default") != "default" or rope.keys() - _ROPE_KEYS:
         problems.append(
             f"rope_parameters is {rope!r:.120}, native models do not support scaled positions"
+        )
+    thetas = {float(x) for x in (content.get("rope_theta"), rope.get("rope_theta")) if x}
+    if len(thetas) > 1:
+        problems.append(
+            f"rope_theta is {content['rope_theta']} and, in rope_parameters, "
+            f"{rope['rope_theta']}: remove the wrong one"
         )
     if problems:
         raise CheckpointError(f"{file}: {'; '.join(problems)}")
@@ -159,12 +167,17 @@ def read_llama_model(folder: Path, config: ModelConfig) -> CausalLM:
     """The weights in fp32 on the CPU, in evaluation mode.
 
     Raises:
-        CheckpointError: files or tensors are missing, damaged or of other shapes.
+        CheckpointError: files or tensors are missing, damaged, of other shapes or not finite.
     """
     model = meta_model(config)
     found = {name: value.float() for name, value in _read_weights(folder).items()}
     if config.embedding.kind == "tied":
-        found.pop("lm_head.weight", None)  # some writers store it twice
+        head = found.pop("lm_head.weight", None)  # some writers store it twice
+        if head is not None and not head.equal(found.get("model.embed_tokens.weight", head)):
+            raise CheckpointError(
+                f"{folder}: tie_word_embeddings is true, but lm_head.weight differs from "
+                "model.embed_tokens.weight: correct config.json"
+            )
     wanted = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     if missing := sorted(wanted.keys() - found.keys()):
         raise CheckpointError(f"{folder}: no tensor {missing[0]} ({len(missing)} are missing)")
@@ -178,6 +191,7 @@ def read_llama_model(folder: Path, config: ModelConfig) -> CausalLM:
                 f"{folder}: tensor {name}: expected {wanted[name]}, found "
                 f"{tuple(found[name].shape)}; config.json does not belong to these weights"
             )
+    check_finite(found, str(folder))
     model.load_state_dict(found, assign=True)
     if model.lm_head.tied:
         weight = model.model.embed_tokens.output_weight

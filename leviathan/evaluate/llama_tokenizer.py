@@ -28,8 +28,8 @@ UNUSED = "<|unused_{}|>"  # name of an unused id in an export
 
 _TIKTOKEN_PATTERNS = {theirs: ours for ours, theirs in TOKENIZERS_PATTERNS.items()}
 _EXPECTED = (
-    "expected a byte-level BPE with pre_tokenizer Sequence[Split(Regex, Isolated), ByteLevel] and "
-    "no normalizer, as in Llama 3 and in exports of this project"
+    "expected pre_tokenizer Sequence[Split(Regex, Isolated), ByteLevel] and no normalizer, as in "
+    "Llama 3 and in this project's exports"
 )
 
 # Field → the values for which the conversion gives the same ids. The first value is the default
@@ -152,8 +152,8 @@ def read_llama_tokenizer(folder: Path) -> Tokenizer:
         raise CheckpointError(f"{file}: damaged: {type(error).__name__}: {error}") from None
     if problems:
         raise CheckpointError(
-            f"{folder}: the tokenizer cannot be converted without changing ids: {_EXPECTED}. "
-            "Found: " + "; ".join(problems)
+            f"{folder}: the tokenizer is not a byte-level BPE that can be read with the same ids: "
+            f"{'; '.join(problems)} ({_EXPECTED})"
         )
     tokenizer = _make_tokenizer(source)
     original = load_original(folder)

@@ -29,14 +29,14 @@ class TruncationCounts:
         """Prints a warning if anything was truncated or capped."""
         if self.contexts:
             say(
-                f"warning: {subject}: {self.contexts:,} contexts did not fit the model's context "
+                f"warning: {subject}: {self.contexts:,} context(s) did not fit the model's context "
                 f"of {window:,} tokens and were truncated from the left, by a total of "
                 f"{self.tokens:,} tokens",
                 style="yellow",
             )
         if self.capped_generations:
             say(
-                f"warning: {subject}: {self.capped_generations:,} generations were capped below "
+                f"warning: {subject}: {self.capped_generations:,} generation(s) were capped below "
                 "the requested number of new tokens, because prompt and new tokens must fit the "
                 f"model's context of {window:,} tokens",
                 style="yellow",

@@ -132,10 +132,13 @@ def model_card(
         facts: about the training run, shown in their order.
     """
     counted = account(config)
-    shape = {
+    trained = {
         "Input embedding in training": counted.kind,
         "Parameters in training": counted.total,
         "… of them in the input embedding": counted.input_embedding,
+    }
+    shape = {
+        **({} if notes.imported else trained),
         "Parameters in this folder": exported,
         "Weights": dtype,
         "d_model × layers × heads": f"{config.d_model} × {config.n_layers} × {config.n_heads}",
@@ -148,7 +151,7 @@ def model_card(
         title=title,
         embedding=EMBEDDINGS[counted.kind],
         facts="\n".join(f"| {key} | {_show(value)} |" for key, value in {**shape, **facts}.items()),
-        counts=_counts(config, exported),
+        counts="" if notes.imported else _counts(config, exported),
         documents=documents.format(end_of_text=notes.end_of_text),
         prefix_id=notes.prefix_id,
         prefix=PREFIX[notes.adds_prefix],

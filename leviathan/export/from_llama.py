@@ -83,6 +83,8 @@ def import_llama(folder: Path, run_dir: Path) -> dict[str, Any]:
         state = {
             "step": STEP,
             "tokens": 0,
+            "optimizer_steps": 0,
+            "world_size": 1,
             IMPORTED_KEY: str(folder),
             PREFIX_TOKEN_KEY: tokenizer.prefix_token,
         }

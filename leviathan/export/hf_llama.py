@@ -10,7 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from leviathan.checkpoint.load import check_finite, read_model, read_tokenizer, whole_checkpoint
+from leviathan.checkpoint.load import (
+    IMPORTED_KEY,
+    check_finite,
+    read_model,
+    read_tokenizer,
+    whole_checkpoint,
+)
 from leviathan.config.schema import ModelConfig, OptimConfig, RunConfig
 from leviathan.console import say
 from leviathan.data.encodings import TOKENIZERS_PATTERNS
@@ -333,10 +339,14 @@ def run_facts(
     """What is worth telling of a run, by the names a reader sees."""
     facts: dict[str, Any] = {
         "Tokenizer": f"{tokenizer.name} (fingerprint {tokenizer.fingerprint[:16]})",
+        "Context in tokens": run.model.seq_len,
+    }
+    if IMPORTED_KEY in state:  # nothing is known of its training
+        return facts | {"Imported from": state[IMPORTED_KEY]}
+    facts |= {
         "Training steps": state.get("step"),
         "Training tokens": state.get("tokens"),
         "Sequences a step": run.train.global_batch_size,
-        "Context in tokens": run.model.seq_len,
         "Optimizer": f"AdamW, β {run.optim.betas}, weight decay {run.optim.weight_decay:g}",
         "Parameter groups": _own_groups(run.optim),
         "Learning rate": f"{run.optim.lr:g} peak, {run.optim.schedule}",

@@ -71,6 +71,12 @@ def _check_records_name_subsets(infos: Sequence[PartInfo], config: PrepConfig) -
         )
     if not any(info.names_subsets(default) for info in infos):
         _refuse_filters_without_names(infos, config)
+    elif unnamed := sum(info.unnamed for info in infos):
+        filters = config.source.subsets.include or config.source.subsets.exclude or config.mixing
+        say(
+            f"{unnamed:,} records have no subset name at {place} and count as {default!r}",
+            style="yellow" if filters else None,
+        )
     without = [
         info
         for info in infos
@@ -117,7 +123,8 @@ def _refuse_filters_without_names(infos: Sequence[PartInfo], config: PrepConfig)
         f"{' and '.join(keys)} cannot be applied: {of} a subset name at {_subset_place(config)}, "
         f"so all count as {config.source.default_subset!r}. Set source.subset_key "
         "(source.hub.subset_column) to the column or path of the names, or remove "
-        f"{' and '.join(keys)}"
+        f"{' and '.join(keys)}; then remove the folder {config.out}, whose files were tokenized "
+        "with these settings, or choose another out"
     )
 
 
@@ -151,16 +158,23 @@ def check_documents(infos: Sequence[PartInfo], config: PrepConfig) -> None:
             f"{sum(sum(info.excluded.values()) for info in infos)} left out by source.subsets"
         )
     _check_names_exist(infos, config)
-    seen: dict[str, str] = {}
+    seen: dict[str, PartInfo] = {}
     for info in infos:
         if not info.documents:
             why = "" if info.bytes else ": it is empty (0 bytes)"
             say(f"warning: {info.path} holds no documents{why}", style="yellow")
         elif info.content in seen:
-            say(
-                f"warning: {info.path} holds the same texts as {seen[info.content]}", style="yellow"
+            former = seen[info.content]
+            trained_on = (
+                ": the validation loss is measured on texts that are trained on"
+                if former.split != info.split
+                else ""
             )
-        seen.setdefault(info.content, info.path)
+            say(
+                f"warning: {info.path} holds the same texts as {former.path}{trained_on}",
+                style="yellow",
+            )
+        seen.setdefault(info.content, info)
     if rejected:
         say(f"warning: {bad_lines(rejected)} left out, see {REJECTS_FILE}", style="yellow")
 

@@ -253,6 +253,17 @@ def test_perplexity_of_one_run_alone_does_not_refuse_the_pair(
         assert "validation losses of the training loop at step 200" in shown
 
 
+def test_perplexity_on_two_datasets_falls_back_too(make_run: MakeRun) -> None:
+    runs = [make_run("a", "tied"), make_run("b", "leviathan", offset=-0.04)]
+    (file,) = (runs[1] / "evaluation").rglob("perplexity.json")
+    scored = json.loads(file.read_text())
+    scored["data"]["fingerprint"] = "another"
+    file.write_text(json.dumps(scored))
+    (group,) = compare(runs)["groups"]
+    assert "on different data" in group["loss_note"]
+    assert group["arms"][1]["relative"]["validation_nats"] == pytest.approx(-0.04)
+
+
 def test_perplexity_at_two_steps_falls_back_too(make_run: MakeRun) -> None:
     runs = [make_run("a", "tied"), make_run("b", "leviathan", offset=-0.04)]
     folder = runs[1] / "evaluation"

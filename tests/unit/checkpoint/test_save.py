@@ -186,9 +186,11 @@ def test_a_step_that_is_not_a_count_is_refused(tmp_path, step):
 
 @pytest.mark.parametrize("state", ["{}", "[]", "1"])
 def test_a_state_without_a_step_is_refused(tmp_path, state):
-    (tmp_path / "state.json").write_text(state)
+    directory = tmp_path / "step-00000001"
+    directory.mkdir()
+    (directory / "state.json").write_text(state)
     with pytest.raises(CheckpointError, match=r"state\.json: corrupt"):
-        read_state(tmp_path)
+        read_state(directory)
 
 
 def resealed(directory, *names):

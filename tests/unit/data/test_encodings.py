@@ -113,6 +113,11 @@ def test_a_description_written_by_hand(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(path)
     assert (tokenizer.end_of_text, tokenizer.prefix_token) == (258, 258)
     assert tokenizer.encode("ab ab") == [256, 32, 256]
+    assert [tokenizer.decode_bytes(id) for id in (256, 257, 4_000)] == [
+        b"ab",
+        b"<|endoftext|>",
+        b"",
+    ]
 
 
 @pytest.mark.parametrize(("name", "end"), [("cl100k_base", 100_257), ("o200k_base", 199_999)])

@@ -246,7 +246,51 @@ def test_every_shard_is_looked_for_at_once(tmp_path: Path, data: Any) -> None:
         data()
 
 
+@pytest.mark.parametrize("below", ["train", "val", "validation"])
+def test_an_index_above_those_of_the_splits_is_refused(
+    tmp_path: Path, data: Any, below: str
+) -> None:
+    """A merge over all folders lists the validation samples beside those for training."""
+    write(tmp_path / "set" / below, range(5))
+    write(tmp_path / "set/other", range(5, 9))
+    merge_index(str(tmp_path / "set"), keep_local=True)
+    with pytest.raises(DataError, match=rf"set: index.json is beside {below}/index.json"):
+        data()
+
+
+def test_a_hash_of_the_compressed_file_alone_does_not_verify_the_unpacked_one(
+    tmp_path: Path, data: Any
+) -> None:
+    write(tmp_path / "set", range(5), "gz", ["sha256"])
+    edit(tmp_path / "set", lambda index: index["shards"][0]["raw_data"].update(hashes={}))
+    rows = data().rows("train")
+    assert isinstance(rows, ForeignRows)
+    assert rows.verify() == 1
+    (packed,) = (tmp_path / "set").glob("*.gz")
+    content = bytearray(packed.read_bytes())
+    content[4] ^= 1  # the time in gzip's header: the unpacked file stays the same
+    packed.write_bytes(content)
+    with pytest.raises(DataError, match=r"mds.gz: this shard is damaged: its sha256 differs"):
+        rows.verify()
+
+
 # ---------------------------------------------------------------- the index
+
+
+@pytest.mark.parametrize("name", ["./0/shard.00000.mds", "0//shard.00000.mds", "0/"])
+def test_one_file_under_two_spellings_is_refused(tmp_path: Path, data: Any, name: str) -> None:
+    merged(tmp_path / "set", None, None, EQUAL)
+    edit(tmp_path / "set", lambda index: index["shards"][1]["raw_data"].update(basename=name))
+    with pytest.raises(DataError, match=r"basename: .*is not in normal form, expected '0"):
+        data()
+
+
+def test_one_compressed_file_for_two_shards_is_refused(tmp_path: Path, data: Any) -> None:
+    merged(tmp_path / "set", "gz", None, EQUAL)
+    first = "0/shard.00000.mds.gz"
+    edit(tmp_path / "set", lambda index: index["shards"][1]["zip_data"].update(basename=first))
+    with pytest.raises(DataError, match=rf"lists the shard {first} 2 times"):
+        data()
 
 
 def shard_key(key: str, value: Any) -> Callable[[dict[str, Any]], Any]:

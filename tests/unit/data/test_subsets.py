@@ -214,6 +214,29 @@ def test_a_file_without_names_beside_others_is_named(
     assert f"no record in {one} has a subset name" in capsys.readouterr().err
 
 
+def test_records_without_a_name_among_others_are_counted(
+    tmp_path: Path, config: Config, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = parquet(
+        tmp_path / "a.parquet", meta=['{"pile_set_name": "Alpha"}', "no JSON"] + [None] * 3
+    )
+    source = {"paths": [str(path)], "subsets": {"exclude": ["Alpha"]}}
+    assert prepare(config(source=source))["documents"] == 4
+    assert "4 records have no subset name at source.subset_key=meta" in capsys.readouterr().err
+
+
+def test_validation_on_texts_that_are_trained_on_is_warned_of(
+    tmp_path: Path, config: Config, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = nameless(tmp_path / "a.jsonl", 9)
+    copy = tmp_path / "held_out.jsonl"
+    copy.write_bytes(one.read_bytes())
+    validation = {"paths": [str(copy)]}
+    prepare(config(source={"paths": [str(one)]}, validation=validation))
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "the validation loss is measured on texts that are trained on" in shown
+
+
 @pytest.mark.parametrize(
     ("value", "kind"),
     [(7, "a number"), ("", "an empty text"), ("a\0", "a text with control"), (["x"], "a list")],

@@ -65,7 +65,7 @@ def test_what_does_not_fit_is_reported(
         )
     printed = capsys.readouterr().err
     assert f"truncated from the left, by a total of {lengths[1] - 16:,} tokens" in printed
-    assert "3 generations were capped" in printed
+    assert "3 generation(s) were capped" in printed
     # Nor does a long prompt beside it take anything from a short one.
     alone = generate_texts(runs["tied"], prompts[2:], 100)["completions"][0]
     assert (last["text"], last["tokens"]) == (alone["text"], alone["tokens"])
@@ -104,3 +104,7 @@ def test_requests_that_mean_nothing(runs: dict[str, Path], tmp_path: Path) -> No
         read_prompts(tmp_path / "p.jsonl")
     (tmp_path / "p.txt").write_text("one\n\ntwo\n")
     assert read_prompts(tmp_path / "p.txt") == ["one", "two"]
+    (tmp_path / "p.txt").write_text("a\x0cb\u2028c\r\nd\n")  # str.splitlines would make four
+    assert read_prompts(tmp_path / "p.txt") == ["a\x0cb\u2028c", "d"]
+    (tmp_path / "p.jsonl").write_text('"x\u2028y"\n"z"\n')
+    assert read_prompts(tmp_path / "p.jsonl") == ["x\u2028y", "z"]

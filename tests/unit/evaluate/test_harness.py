@@ -224,7 +224,7 @@ def test_truncation_is_reported(
         "next_line": {"contexts": 2, "tokens": lost, "capped_generations": 0}
     }
     printed = capsys.readouterr().err
-    assert "next_line: 2 contexts did not fit the model's context of 32 tokens" in printed
+    assert "next_line: 2 context(s) did not fit the model's context of 32 tokens" in printed
     assert f"by a total of {lost:,} tokens" in printed
 
 

@@ -209,7 +209,7 @@ def test_damaged_llama_folder(wide_run: Path, tmp_path: Path) -> None:
         return folder
 
     for name, old, new, reason in (
-        ("config.json", '"llama"', '"gpt2"', "model_type is 'gpt2'.*only 'llama'"),
+        ("config.json", '"llama"', '"gpt2"', "model_type is 'gpt2'.*only llama"),
         ("config.json", '"rope_scaling": null', '"rope_scaling": {"factor": 8}', "rope_scaling"),
         ("config.json", '"hidden_size": 16', '"hidden_size": 32', "head_dim"),
         ("config.json", '"num_hidden_layers": 2', '"num_hidden_layers": 3', "no tensor model.lay"),

@@ -1,6 +1,7 @@
 """Import and export again: the tokenizer that comes out is the one that went in."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,11 @@ from llama_folders import (
     write_llama_folder,
 )
 
+from leviathan.checkpoint.describe import checkpoint_info, list_checkpoints
 from leviathan.checkpoint.load import whole_checkpoint
 from leviathan.checkpoint.manifest import read_manifest
 from leviathan.data.fixed_texts import FIXED_TEXTS
+from leviathan.data.tokenizer import load_tokenizer
 from leviathan.errors import CheckpointError, ConfigError, DataError
 from leviathan.evaluate.scoring import open_checkpoint
 from leviathan.export.from_llama import import_llama
@@ -81,7 +84,7 @@ def test_the_exported_tokenizer_is_the_imported_one(
         assert after[key] == before[key]
     card = (tmp_path / "out" / "README.md").read_text()
     assert "should be preceded by the id 500" in card
-    assert "the strings of special tokens in a text as special tokens" in card
+    assert "`split_special_tokens=True` to encode them as ordinary text" in card
     # And it can be imported once more.
     import_llama(tmp_path / "out", tmp_path / "again")
     one, two = (open_checkpoint(path).tokenizer for path in (run_dir, tmp_path / "again"))
@@ -93,10 +96,73 @@ def test_the_exported_tokenizer_is_the_imported_one(
     assert one.prefix_token == 500
 
 
+def test_an_imported_checkpoint_is_described_without_a_training(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    (info,) = list_checkpoints(run_dir).values()
+    assert (info["step"], info["optimizer_steps"], info["engine"]) == (0, 0, "imported")
+    assert checkpoint_info(whole_checkpoint(run_dir)) == info
+    export(run_dir, tmp_path / "out")
+    facts = json.loads((tmp_path / "out/export.json").read_text())["facts"]
+    assert facts.keys() == {"Tokenizer", "Context in tokens", "Imported from"}
+    card = (tmp_path / "out/README.md").read_text()
+    for word in ("AdamW", "Seed", "Training", "in training", "Trained were"):
+        assert word not in card, word
+
+
+def test_weights_that_are_not_finite_are_refused(source: Path, tmp_path: Path) -> None:
+    damaged = changed_weights(
+        source, tmp_path / "nan", lambda w: w["model.norm.weight"].fill_(math.nan)
+    )
+    with pytest.raises(CheckpointError, match=r"nan: weights are not finite: model\.norm\.weight"):
+        import_llama(damaged, tmp_path / "run")
+    with pytest.raises(CheckpointError, match=r"model\.norm\.weight"):
+        open_checkpoint(damaged).load()
+    assert not (tmp_path / "run").exists() or not list((tmp_path / "run").iterdir())
+
+
+def test_two_rope_thetas_and_a_head_that_is_not_tied_are_refused(
+    source: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "two"
+    shutil.copytree(source, folder)
+    edit_json(
+        folder / "config.json",
+        lambda c: c.update(rope_theta=1e4, rope_parameters={"rope_theta": 5e5}),
+    )
+    with pytest.raises(CheckpointError, match=r"rope_theta is 10000.0 and, in rope_parameters, 50"):
+        import_llama(folder, tmp_path / "run")
+
+    def untie(weights: dict[str, Any]) -> None:
+        weights["lm_head.weight"] = weights["model.embed_tokens.weight"] + 1
+
+    folder = changed_weights(source, tmp_path / "tied", untie)
+    edit_json(folder / "config.json", lambda c: c.update(tie_word_embeddings=True))
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight differs from model\.embed_tokens"):
+        import_llama(folder, tmp_path / "run")
+
+
+def changed_weights(source: Path, folder: Path, change: Any) -> Path:
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(source, folder)
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
 def test_the_kept_files_are_in_the_manifest(run_dir: Path) -> None:
     listed = read_manifest(whole_checkpoint(run_dir))
     kept = {name for name in listed if name.startswith("imported_tokenizer/")}
     assert {"imported_tokenizer/tokenizer.json", "imported_tokenizer/tokenizer_config.json"} <= kept
+
+
+def test_data_prepared_with_it_begins_with_its_end(run_dir: Path, tmp_path: Path) -> None:
+    """Bos belongs to the imported model's training; on our own rows documents follow an end."""
+    load_tokenizer(whole_checkpoint(run_dir)).save(tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.prefix_token == tokenizer.end_of_text == 501
 
 
 def test_a_prefix_cannot_be_added_to_it(run_dir: Path, tmp_path: Path) -> None:
