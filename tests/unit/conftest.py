@@ -1,10 +1,28 @@
 """A world of one rank, for what is written for many."""
 
+import os
+
 import pytest
 
 from leviathan.parallel.launch_env import read_launch_env
 from leviathan.parallel.mesh import init_mesh, leave_mesh
 from leviathan.parallel.ports import free_port
+
+
+LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+LAUNCHER_VARIABLES += ("MASTER_ADDR", "MASTER_PORT")
+
+
+@pytest.fixture(autouse=True)
+def restored_launcher_variables():
+    """Training in this process sets a port, which processes of later tests would all inherit."""
+    before = {name: os.environ.get(name) for name in LAUNCHER_VARIABLES}
+    yield
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 @pytest.fixture
