@@ -63,7 +63,7 @@ _NEUTRAL_KEYS = {
     "pad_token_id",
     "dtype",
     "initializer_range",
-    "model_type",  # checked apart
+    "model_type",  # checked separately
     "output_attentions",
     "output_hidden_states",
     "return_dict",

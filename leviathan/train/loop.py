@@ -111,7 +111,7 @@ def _run(
             logs = plan.is_due("log", done) or done == 1
             profiled = profiler.covers(done)
             with (
-                metrics.apart(profiled),
+                metrics.exclude_from_throughput(profiled),
                 profiler.step(done),
                 clock.sampling(logs and not profiled),
             ):
@@ -130,19 +130,19 @@ def _run(
             if stats.skipped:
                 _warn_skipped(done, metrics, config.optim.max_skipped, rows)
             if validates and plan.is_due("evaluate", done):
-                with metrics.apart():
+                with metrics.exclude_from_throughput():
                     found = _validation(engine, config, dataset, mesh, done)
                 with mesh.together():
                     metrics.write(step=done, **found)
             if plan.is_due("tasks", done):
-                with metrics.apart():
+                with metrics.exclude_from_throughput():
                     found = _task_scores(engine, config, mesh, done)
                 with mesh.together():
                     metrics.write(step=done, **found)
             if done == steps:
                 _check_learned(config, engine.optimizer_steps)
             if stop or plan.is_due("checkpoint", done):
-                with metrics.apart(saving=True):
+                with metrics.exclude_from_throughput(saving=True):
                     saving.begin(_state(info, metrics, done, start.run_id))
             if stop:
                 break

@@ -94,8 +94,8 @@ class Metrics:
         self._waited += time.perf_counter() - begin
 
     @contextmanager
-    def apart(self, on: bool = True, saving: bool = False) -> Iterator[None]:
-        """Excludes the time inside (evaluation, saving, a profiled step) from training, if `on`."""
+    def exclude_from_throughput(self, on: bool = True, saving: bool = False) -> Iterator[None]:
+        """Excludes the time inside (evaluation, saving) from throughput, if `on`."""
         if not on:
             yield
             return
@@ -112,7 +112,7 @@ class Metrics:
 
         Args:
             stats: statistics of the step.
-            timed: whether the step counts for the speed; False for a step inside `apart`.
+            timed: whether the step counts for the speed; False for a step inside `exclude_from_throughput`.
         """
         self.tokens += stats.tokens
         if not timed:

@@ -103,7 +103,7 @@ def test_the_time_of_a_save_is_told_and_is_not_training_time(tmp_path, monkeypat
     clock = iter([0.0, 1.0, 4.0, 5.0, 5.0, 5.0])
     monkeypatch.setattr("time.perf_counter", lambda: next(clock))
     log = metrics(tmp_path / "metrics.jsonl")
-    with log.apart(saving=True):
+    with log.exclude_from_throughput(saving=True):
         pass
     log.tokens += 100
     log.log(1, StepStats(1.0, 1.0, 100, False), lr=0.1)
@@ -118,7 +118,7 @@ def test_a_profiled_step_counts_for_no_speed(tmp_path, monkeypatch):
     log, stats = metrics(tmp_path / "metrics.jsonl"), StepStats(1.0, 1.0, 100, False)
 
     def step(seconds, profiled):
-        with log.apart(profiled):
+        with log.exclude_from_throughput(profiled):
             now[0] += seconds
         log.add(stats, timed=not profiled)
 
