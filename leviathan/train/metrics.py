@@ -112,7 +112,7 @@ class Metrics:
 
         Args:
             stats: statistics of the step.
-            timed: whether the step counts for the speed; False for a step inside `exclude_from_throughput`.
+            timed: whether the step counts for the speed; False for an excluded step.
         """
         self.tokens += stats.tokens
         if not timed:
