@@ -93,8 +93,9 @@ def check_copies(tmp_path, mesh, engines=IN_SHORT):
             if shard.within is None
             for prefix, held in shard.tensors(engine._adamw).items()
         }
-        assert any(key.endswith("norm.weight") for key in mine)
-        for dp_rank, theirs in mesh.gather((mesh.dp_rank, mine)):
+        held = mesh.gather((mesh.dp_rank, mine))
+        assert any(key.endswith("norm.weight") for _, theirs in held for key in theirs)
+        for dp_rank, theirs in held:
             if dp_rank == mesh.dp_rank:
                 assert_equal_states(theirs, mine, f"{embedding} {name}")
 
@@ -178,5 +179,7 @@ def test_two_in_every_engine_precision_and_variant(tmp_path):
 def test_four_ranks_as_two_by_two_and_as_four(tmp_path, tp):
     """Two by two: data-parallel as well, with unequal shares of the rows."""
     checks = [partial(c, engines=tuple(ENGINES)) for c in (check_copies, check_in_place)]
-    checks += [partial(check_kinds, engines=tuple(ENGINES)), check_journeys, check_replicas]
+    checks += [partial(check_kinds, engines=tuple(ENGINES)), check_journeys]
+    if tp < 4:  # with four tensor-parallel ranks there is one replica, as in check_in_place
+        checks.append(check_replicas)
     run_ranks(partial(on_each_rank, tp=tp), 4, str(tmp_path), *checks, timeout=580)
