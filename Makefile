@@ -38,11 +38,12 @@ test: venv  ## Run the tests
 test-all: venv  ## Run the tests, the long ones too
 	@$(BIN)/python -m pytest
 
-check: venv  ## ruff, pyright, import-linter
+check: venv  ## ruff, pyright, import-linter, language
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/pyright --pythonpath $(BIN)/python
 	@$(BIN)/lint-imports
+	@$(BIN)/python -m pytest -q tests/unit/test_language.py
 
 docs: venv  ## Write docs/configuration.md, the key table of docs/checkpoints.md and docs/pictures
 	@$(BIN)/python -m leviathan.config.reference
@@ -50,7 +51,7 @@ docs: venv  ## Write docs/configuration.md, the key table of docs/checkpoints.md
 
 bench: venv  ## Run the benchmarks on the CPU: about 45 minutes, with nothing else running
 	@mkdir -p benchmarks/out
-	@for name in lev loss materialise step prep engines checkpoint stream generate eval scaling tensor_parallel metrics_cost; do \
+	@for name in lev loss materialize step prep engines checkpoint stream generate eval scaling tensor_parallel metrics_cost; do \
 	  $(BIN)/python benchmarks/$$name.py --json > benchmarks/out/$$name.jsonl || exit 1; done
 	@$(BIN)/python benchmarks/harness.py benchmarks/out/*.jsonl
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from leviathan.config.schema import ModelConfig
 from leviathan.export.hf_llama import llama_state, quiet_transformers
-from leviathan.model.decode import Decoding, Sampling, generate, materialised, pick
+from leviathan.model.decode import Decoding, Sampling, generate, materialized, pick
 from leviathan.model.init import init_weights
 from leviathan.model.transformer import CausalLM
 
@@ -113,9 +113,9 @@ def measure(
     """One shape, one prompt and eight."""
     ours = build(shape, "leviathan", device)
     report.figure(
-        f"{name}: the table, once", seconds(ours.model.embed_tokens.materialise, device), "s"
+        f"{name}: the table, once", seconds(ours.model.embed_tokens.materialize, device), "s"
     )
-    table, tied = materialised(ours), build(shape, "tied", device)
+    table, tied = materialized(ours), build(shape, "tied", device)
     other = llama(ours, device)
     ids = torch.randint(0, VOCABULARY, (8, PROMPT), device=device)
     for batch in (1, 8):

@@ -32,8 +32,8 @@ run() {  # seconds, name, arguments: a benchmark that fails does not take the ot
   fi
 }
 run 90 lev --rounds 20
-run 60 materialise --rounds 10
+run 60 materialize --rounds 10
 run 60 loss --rounds 10
 run 150 step --rounds 20
-"$python" benchmarks/harness.py "$out"/{lev,materialise,loss,step}.jsonl
+"$python" benchmarks/harness.py "$out"/{lev,materialize,loss,step}.jsonl
 exit $failed

@@ -2,7 +2,7 @@
 
     python benchmarks/prep.py [--json] [--text FOLDER_OR_FILE …]
 
-Ours goes from compressed shards to the finished data set, in a process that has imported nothing
+Ours goes from compressed shards to the finished dataset, in a process that has imported nothing
 heavy: from the call of `prepare()` to its return, starting the workers included. The other side has
 its text decoded, its vocabulary loaded, and throws its ids away.
 """
@@ -52,7 +52,7 @@ def timed(name, work):
 if __name__ == "__main__":
     config, spent = PrepConfig.model_validate_json(sys.argv[1], strict=False), {}
     if sys.argv[2] == "shares":
-        for name in ("_tokenise_all", "pack_parts"):
+        for name in ("_tokenize_all", "pack_parts"):
             setattr(pipeline, name, timed(name, getattr(pipeline, name)))
         start = time.perf_counter()
         for source in find_inputs(config.source.paths):
@@ -120,7 +120,7 @@ def measure(report: Report, options: Any, paths: list[str], scratch: Path) -> No
         pairs.append((runs[-1].seconds, theirs))
     cores = f"{options.workers} cores, {size / 1e6:.0f} MB of text"
     report.compare(
-        f"compressed shards to data set, {cores}",
+        f"compressed shards to dataset, {cores}",
         pairs,
         "tiktoken encode_ordinary_batch, text in memory",
         "s",
@@ -143,10 +143,10 @@ def measure(report: Report, options: Any, paths: list[str], scratch: Path) -> No
 def shares(report: Report, config: dict[str, Any]) -> None:
     """What one core spends its time on."""
     stages = prepare(config, "shares").stages
-    total = stages["_tokenise_all"] + stages["pack_parts"]
+    total = stages["_tokenize_all"] + stages["pack_parts"]
     for name, seconds in (
         ("reading", stages["read"]),
-        ("tokenising", stages["_tokenise_all"] - stages["read"]),
+        ("tokenizing", stages["_tokenize_all"] - stages["read"]),
         ("packing and writing", stages["pack_parts"]),
     ):
         report.figure(f"share of {name}, one core", 100 * seconds / total, "%")
@@ -157,7 +157,7 @@ def project(report: Report, run: Run, workers: int, size: int, stored: int) -> N
 
     Assumes its text to be like this one (tokens a byte, packing), at least as many input shards as
     cores or several threads a shard, and a disk that keeps up: one pass reads the compressed text
-    and the parts and writes the parts and the data set, four bytes a token each.
+    and the parts and writes the parts and the dataset, four bytes a token each.
     """
     tokens = PILE_BYTES * run.tokens / size
     a_core = run.tokens / run.seconds / workers

@@ -2,7 +2,7 @@
 
     python benchmarks/stream.py [--json] [--rounds N]
 
-Batches come with their distinct ids, as training takes them. The data set is the running Python's
+Batches come with their distinct ids, as training takes them. The dataset is the running Python's
 own library under a byte-level BPE of 8,192 entries, in rows of 512 tokens.
 """
 

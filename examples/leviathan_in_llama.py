@@ -1,4 +1,4 @@
-"""LEV in a transformers Llama: put in, train a few steps, and materialise for serving.
+"""LEV in a transformers Llama: put in, train a few steps, and materialize for serving.
 
     .venv/bin/python examples/leviathan_in_llama.py [--steps N]
 
@@ -61,10 +61,10 @@ def train(llama: LlamaForCausalLM, ids: torch.Tensor, steps: int) -> list[float]
 
 
 def freeze(llama: LlamaForCausalLM) -> None:
-    """Puts the materialised table in LEV's place: from here on it is an ordinary Llama."""
+    """Puts the materialized table in LEV's place: from here on it is an ordinary Llama."""
     lev = llama.get_input_embeddings()
     assert isinstance(lev, LeviathanEmbedding)
-    table = lev.materialise()
+    table = lev.materialize()
     llama.set_input_embeddings(torch.nn.Embedding.from_pretrained(table, freeze=False))
 
 

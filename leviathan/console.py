@@ -37,7 +37,7 @@ def say(text: str, style: str | None = None) -> None:
 
 
 def as_text(*tables: RenderableType) -> str:
-    """Tables as text for standard output: coloured on a terminal, as wide as need be elsewhere."""
+    """Tables as text for standard output: colored on a terminal, as wide as need be elsewhere."""
     terminal = sys.stdout.isatty()
     page = Console(
         file=io.StringIO(),

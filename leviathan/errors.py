@@ -1,26 +1,40 @@
-"""What a user can get wrong. The command line turns each of these into one message and exit 2."""
+"""Errors that a user can cause. The command line prints them without a traceback and exits with 2.
+
+Each has a stable code (`run_dir.locked`), which tests and scripts rely on, and a message, whose
+wording may change.
+"""
 
 from leviathan.credentials import without_credentials
 
 
 class LeviathanError(Exception):
-    """Base of every error a user can cause; its text says what, where, and what to do."""
+    """Base class of the errors that a user can cause.
+
+    Args:
+        code: `subject.condition`, stable.
+        message: what happened, where, what was expected, and what to do.
+    """
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(code, message)
+        self.code = code
+        self.message = message
 
     def __str__(self) -> str:
-        return without_credentials(super().__str__())
+        return without_credentials(self.message)
 
 
 class ConfigError(LeviathanError):
-    """A configuration that cannot be used: a wrong key, value or combination."""
+    """An invalid configuration: a wrong key, value or combination."""
 
 
-class OneRankError(ConfigError):
-    """As ConfigError, of one process alone: the other ranks of its run know nothing of it."""
+class LocalRankError(ConfigError):
+    """A ConfigError that only this rank has; the other ranks cannot report it."""
 
 
 class DataError(LeviathanError):
-    """A corpus, tokenizer or data set that is missing, damaged or does not fit."""
+    """A corpus, tokenizer or dataset that is missing, corrupt or does not match."""
 
 
 class CheckpointError(LeviathanError):
-    """A checkpoint that is missing, incomplete, damaged or of another model."""
+    """A checkpoint that is missing, incomplete, corrupt or of another model."""

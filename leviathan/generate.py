@@ -12,7 +12,7 @@ from leviathan.errors import ConfigError, DataError
 from leviathan.evaluate.scoring import open_checkpoint
 from leviathan.evaluate.text_stream import TextStream
 from leviathan.evaluate.truncation import TruncationCounts, fit_prompt
-from leviathan.model.decode import Sampling, generate, materialised
+from leviathan.model.decode import Sampling, generate, materialized
 from leviathan.model.transformer import CausalLM
 
 OnText = Callable[[int, str], None]  # (number of the prompt, new text)
@@ -50,14 +50,17 @@ def generate_texts(
     """
     how = sampling or Sampling()
     if not prompts:
-        raise ConfigError("no prompt is given: use --prompt TEXT or --file FILE")
+        raise ConfigError(
+            "generate.no_prompt", "no prompt is given: use --prompt TEXT or --file FILE"
+        )
     if how.temperature < 0 or not 0 < how.top_p <= 1:
         raise ConfigError(
+            "cli.invalid_option",
             f"--temperature {how.temperature:g}, --top-p {how.top_p:g}: expected a temperature of "
-            "0 or more and a top-p above 0, at most 1"
+            "0 or more and a top-p above 0, at most 1",
         )
     loaded = open_checkpoint(checkpoint)
-    model = materialised(loaded.model)
+    model = materialized(loaded.model)
     completions: list[dict[str, Any]] = []
     for first in range(0, len(prompts), batch_size):
         batch = prompts[first : first + batch_size]
@@ -132,7 +135,7 @@ def read_prompts(file: Path) -> list[str]:
         # Not splitlines(): a form feed or U+2028 belongs to the prompt.
         lines = file.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{file}: cannot be read ({error})") from None
+        raise DataError("prompts.unreadable", f"{file}: cannot be read ({error})") from None
     if file.suffix != ".jsonl":
         return [line for line in lines if line]
     prompts = []
@@ -140,10 +143,12 @@ def read_prompts(file: Path) -> list[str]:
         try:
             said = json.loads(line)
         except ValueError as error:
-            raise DataError(f"{file}:{number}: not JSON ({error})") from None
+            raise DataError("prompts.invalid", f"{file}:{number}: not JSON ({error})") from None
         prompt = said.get("prompt") if isinstance(said, dict) else said
         if not isinstance(prompt, str):
-            raise DataError(f"{file}:{number}: expected a text, or an object with `prompt`")
+            raise DataError(
+                "prompts.invalid", f"{file}:{number}: expected a text, or an object with `prompt`"
+            )
         prompts.append(prompt)
     return prompts
 

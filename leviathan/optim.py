@@ -95,8 +95,9 @@ def resolve_groups(model: nn.Module, optim: OptimConfig) -> list[ParamGroup]:
         if not free and (group.name is not None or matching):
             reason = "earlier groups match all its parameters" if matching else "matches nothing"
             raise ConfigError(
+                "optim.invalid_group",
                 f"optim.groups.{number} ({group.selector}): {reason}. Examples of parameter names: "
-                f"{', '.join(list(roles)[:3])}, …"
+                f"{', '.join(list(roles)[:3])}, …",
             )
     groups: dict[tuple[int | None, float], ParamGroup] = {}
     for name, role in roles.items():

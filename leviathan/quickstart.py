@@ -105,8 +105,9 @@ def finish(process: subprocess.Popen[bytes], command: Sequence[str | Path]) -> N
     """
     if status := process.wait():
         raise StepFailed(
+            "quickstart.step_failed",
             f"the step above ended with status {status}: {shlex.join(map(str, command))}\n"
-            "Mend what it says and start the quickstart again; it continues where it stopped."
+            "Mend what it says and start the quickstart again; it continues where it stopped.",
         )
 
 
@@ -152,8 +153,9 @@ class Quickstart:
         found = sorted(path for pattern in self.shards.split() for path in glob(pattern))
         if not found:
             raise LeviathanError(
+                "quickstart.no_shards",
                 f"SHARDS={self.shards!r} matches no file: give paths or patterns of .jsonl, "
-                ".jsonl.zst or .jsonl.gz files"
+                ".jsonl.zst or .jsonl.gz files",
             )
         return found
 
@@ -242,7 +244,9 @@ class Quickstart:
             self._launch(broken, *short)
         losses = [logged(path, "loss") for path in (whole, broken)]
         if losses[0] != losses[1] or len(losses[0]) != steps:
-            raise StepFailed(f"the losses of {whole} and {broken} differ: {losses}")
+            raise StepFailed(
+                "quickstart.losses_differ", f"the losses of {whole} and {broken} differ: {losses}"
+            )
         say(f"All {steps} losses are equal to the last bit: resuming changes nothing.", "green")
 
     # ------------------------------------------------------------ after training
@@ -317,7 +321,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         Quickstart(options.out, options.shards, TINY if options.tiny else Size()).run()
     except LeviathanError as error:
-        say(f"error: {error}", style="red")
+        say(f"error[{error.code}]: {error}", style="red")
         return 2
     except KeyboardInterrupt:
         say("\nInterrupted. The same command again continues where it stopped.", style="yellow")

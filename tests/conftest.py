@@ -1,4 +1,4 @@
-"""What all tests share: a small prepared data set, and the real data where it is at hand."""
+"""What all tests share: a small prepared dataset, and the real data where it is at hand."""
 
 import inspect
 import json
@@ -52,7 +52,7 @@ def tiny_tokenizer(tiny_corpus: Path, tmp_path_factory: pytest.TempPathFactory) 
 def tiny_dataset(
     tiny_corpus: Path, tiny_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """A prepared data set: vocab_size 601, seq_len 32, about 1,500 training rows, a val split.
+    """A prepared dataset: vocab_size 601, seq_len 32, about 1,500 training rows, a val split.
 
     Read-only: a test that damages it copies it first.
     """

@@ -101,8 +101,8 @@ def svg(width: int, height: int, title: str, parts: list[str]) -> str:
 def data_flow() -> str:
     """From text to a served model."""
     shards = Box(20, 20, 190, "text", ("jsonl, zst, gz, parquet", "files, URLs, the Hub"))
-    prep = Box(260, 20, 200, "prep", ("tokenise, pack into rows", "of seq_len + 1 ids"))
-    data = Box(510, 20, 210, "data set", ("MDS rows, dataset.json,", "token counts, tokenizer"))
+    prep = Box(260, 20, 200, "prep", ("tokenize, pack into rows", "of seq_len + 1 ids"))
+    data = Box(510, 20, 210, "dataset", ("MDS rows, dataset.json,", "token counts, tokenizer"))
     stream = Box(770, 20, 210, "stream", ("row = f(data, seed, step)", "distinct ids of a batch"))
     embedding = Box(770, 190, 190, "input embedding", ("tied, leviathan, …", "[B, T, D]"), "ours")
     body = Box(530, 190, 190, "transformer blocks", ("Llama names", "[B, T, D]"))

@@ -86,9 +86,10 @@ def _check_comparable(group: dict[str, Any]) -> None:
         for pair in pairing["unequal"]
     )
     raise DataError(
+        "report.not_comparable",
         f"no two of these runs can be compared fairly:\n{refused}\n"
         "Train them on the same data with the same seed and budget, evaluate them with the same "
-        "`leviathan perplexity RUN DATA`, or compare them all the same with --allow-unequal"
+        "`leviathan perplexity RUN DATA`, or compare them all the same with --allow-unequal",
     )
 
 

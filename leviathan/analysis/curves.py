@@ -7,7 +7,7 @@ import numpy as np
 
 
 def smoothed(values: np.ndarray, width: int) -> np.ndarray:
-    """Centred moving mean over `width` values, over fewer at both ends."""
+    """Centerd moving mean over `width` values, over fewer at both ends."""
     half = width // 2
     total = np.concatenate([[0.0], np.cumsum(values)])
     index = np.arange(len(values))

@@ -62,11 +62,12 @@ def fit_table(
     chosen = _form(points_of(by_kind[base]), form)
     need = free_parameters(chosen, floor)
     if len(by_kind[base]) < need:
-        raise DataError(_too_few(path, base, by_kind[base], chosen, need))
+        raise DataError("fit.too_few_rows", _too_few(path, base, by_kind[base], chosen, need))
     if not _varies(points_of(by_kind[base]), chosen):
         raise DataError(
+            "fit.not_identifiable",
             f"{path}: {FORMS[chosen]} cannot be fitted to {base}: all its rows have the same "
-            "parameters, or the same tokens; --form n and d take one of them"
+            "parameters, or the same tokens; --form n and d take one of them",
         )
     fits = {
         kind: _fit_kind(points_of(own), chosen, floor, replicates, seed)
@@ -152,7 +153,10 @@ def _with_interval(value: float, ends: Sequence[float | None], reason: str | Non
 
 def _baseline(path: Path, kinds: Sequence[str], asked: str | None) -> str:
     if asked is not None and asked not in kinds:
-        raise DataError(f"{path}: no kind {asked!r} in the table; there are {', '.join(kinds)}")
+        raise DataError(
+            "fit.unknown_kind",
+            f"{path}: no kind {asked!r} in the table; there are {', '.join(kinds)}",
+        )
     return asked or ("tied" if "tied" in kinds else kinds[0])
 
 

@@ -55,13 +55,18 @@ def gather(paths: Sequence[Path]) -> Gathered:
         ConfigError: the study's file cannot be read.
     """
     if not paths:
-        raise DataError("no run folder given; usage: leviathan report RUN [RUN …] --out DIR")
+        raise DataError(
+            "report.no_runs", "no run folder given; usage: leviathan report RUN [RUN …] --out DIR"
+        )
     folders = [_study_folder(Path(path)) for path in paths]
     studies = [folder for folder in folders if folder is not None]
     if not studies:
         return Gathered(_by_configuration([load_run(Path(path)) for path in paths]))
     if len(paths) > 1:
-        raise DataError(f"{studies[0]} is a study: report it alone, or name its runs")
+        raise DataError(
+            "report.mixed_with_experiment",
+            f"{studies[0]} is a study: report it alone, or name its runs",
+        )
     return _from_study(studies[0])
 
 
@@ -70,10 +75,15 @@ def _study_folder(path: Path) -> Path | None:
     if path.suffix in (".yaml", ".yml"):
         data, _ = read_config(path)
         if "out" not in data or ("arms" not in data and "groups" not in data):
-            raise DataError(f"{path}: no study; give a study's YAML file or run folders")
+            raise DataError(
+                "experiment.not_found", f"{path}: no study; give a study's YAML file or run folders"
+            )
         folder = Path(str(data["out"]))
         if not (folder / STUDY_FILE).exists():
-            raise DataError(f"{path}: nothing in {folder} yet: run `leviathan study run {path}`")
+            raise DataError(
+                "experiment.no_runs",
+                f"{path}: nothing in {folder} yet: run `leviathan study run {path}`",
+            )
         return folder
     return path if (path / STUDY_FILE).exists() else None
 
@@ -99,10 +109,12 @@ def _from_study(folder: Path) -> Gathered:
         texts = (study["title"], study["question"], study["caution"])
     except (KeyError, TypeError) as error:
         raise DataError(
-            f"{folder / STUDY_FILE}: damaged ({error!r}); run the study again"
+            "experiment.corrupt", f"{folder / STUDY_FILE}: damaged ({error!r}); run the study again"
         ) from None
     if not entries:
-        raise DataError(f"{folder}: none of the study's {len(missing)} runs has begun yet")
+        raise DataError(
+            "experiment.no_runs", f"{folder}: none of the study's {len(missing)} runs has begun yet"
+        )
     if missing:
         say(f"{len(missing)} runs of the study are not there yet: {', '.join(missing[:6])}")
     return Gathered(entries, *texts, tuple(missing))

@@ -1,4 +1,4 @@
-"""Geometry of an input table: norms, effective rank, isotropy, neighbours. Plain numpy.
+"""Geometry of an input table: norms, effective rank, isotropy, neighbors. Plain numpy.
 
 Sources: effective rank after Roy and Vetterli 2007, of the variance along principal axes; isotropy
 I(E) after Mu and Viswanath 2018 (arXiv 1702.01417), equation 4; linear CKA after Kornblith et al.
@@ -31,8 +31,8 @@ def geometry(table: np.ndarray, counts: np.ndarray | None = None) -> dict[str, A
     """
     table = np.asarray(table, dtype=np.float64)
     norms = np.linalg.norm(table, axis=1)
-    centre = table.mean(axis=0)
-    shares = _variance_shares(table - centre)
+    center = table.mean(axis=0)
+    shares = _variance_shares(table - center)
     square = float((norms**2).mean())
     found: dict[str, Any] = {
         "ids": len(table),
@@ -43,7 +43,7 @@ def geometry(table: np.ndarray, counts: np.ndarray | None = None) -> dict[str, A
         "effective_rank": effective_rank(shares),
         "axes_for_90_percent": int(np.searchsorted(np.cumsum(shares), 0.9) + 1),
         "mean_cosine": mean_cosine(table),
-        "mean_share": float(centre @ centre) / square if square else 0.0,
+        "mean_share": float(center @ center) / square if square else 0.0,
         "isotropy": isotropy(table),
         "distinct": len(np.unique(table.round(12), axis=0)),
         "by_frequency": None,
@@ -87,7 +87,7 @@ def isotropy(table: np.ndarray) -> float:
     return float(sums.min() / sums.max())
 
 
-def neighbours(table: np.ndarray, ids: Sequence[int], count: int = 8) -> list[list[dict[str, Any]]]:
+def neighbors(table: np.ndarray, ids: Sequence[int], count: int = 8) -> list[list[dict[str, Any]]]:
     """The nearest rows to each of `ids` by cosine, best first, without itself."""
     units = _units(np.asarray(table, dtype=np.float64))
     found = []
@@ -111,8 +111,8 @@ def _units(table: np.ndarray) -> np.ndarray:
     return np.divide(table, norms, out=np.zeros_like(table), where=norms > 0)
 
 
-def _variance_shares(centred: np.ndarray) -> np.ndarray:
-    values = np.linalg.eigvalsh(centred.T @ centred)[::-1].clip(min=0)
+def _variance_shares(centered: np.ndarray) -> np.ndarray:
+    values = np.linalg.eigvalsh(centered.T @ centered)[::-1].clip(min=0)
     total = values.sum()
     return values / total if total else values
 

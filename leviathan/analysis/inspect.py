@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from leviathan.analysis.geometry import geometry, neighbours, similarity
+from leviathan.analysis.geometry import geometry, neighbors, similarity
 from leviathan.analysis.plots_geometry import geometry_pictures
 from leviathan.console import as_text
 from leviathan.data.files import check_file, write_atomic
@@ -47,11 +47,11 @@ class InputTable(Protocol):
 def inspect(
     tables: Sequence[InputTable], ids: Sequence[int] = (), out: Path | None = None
 ) -> dict[str, Any]:
-    """Geometry of every table, neighbours of `ids` in each, and how alike two tables are.
+    """Geometry of every table, neighbors of `ids` in each, and how alike two tables are.
 
     Args:
         tables: one, or several of one vocabulary.
-        ids: whose nearest neighbours are asked for.
+        ids: whose nearest neighbors are asked for.
         out: folder for `inspect.json` and the drawings as SVG and PNG.
 
     Raises:
@@ -63,14 +63,14 @@ def inspect(
     for table in tables:
         model: dict[str, Any] = {"label": table.label, **table.identity}
         model["geometry"] = geometry(table.values, table.counts)
-        model["neighbours"] = [
+        model["neighbors"] = [
             {
                 "id": own,
                 "token": table.text(own),
                 "count": int(table.counts[own]) if table.counts is not None else None,
                 "nearest": [row | {"token": table.text(row["id"])} for row in rows],
             }
-            for own, rows in zip(ids, neighbours(table.values, ids), strict=True)
+            for own, rows in zip(ids, neighbors(table.values, ids), strict=True)
         ]
         models.append(model)
     result: dict[str, Any] = {"models": models, "similarity": None}
@@ -114,8 +114,8 @@ def inspect_text(result: dict[str, Any]) -> str:
     tables: list[RenderableType] = [table]
     if models[0]["geometry"]["by_frequency"]:
         tables.append(_frequency_table(models))
-    for index in range(len(models[0]["neighbours"])):
-        tables += _neighbours_of(models, index)
+    for index in range(len(models[0]["neighbors"])):
+        tables += _neighbors_of(models, index)
     return as_text(*tables)
 
 
@@ -135,16 +135,16 @@ def _frequency_table(models: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-def _neighbours_of(models: Sequence[dict[str, Any]], index: int) -> list[RenderableType]:
-    """A line that names the token, and its neighbours' table."""
-    asked = models[0]["neighbours"][index]
+def _neighbors_of(models: Sequence[dict[str, Any]], index: int) -> list[RenderableType]:
+    """A line that names the token, and its neighbors' table."""
+    asked = models[0]["neighbors"][index]
     seen = f", {asked['count']:,} times in training" if asked["count"] is not None else ""
     title = f"Nearest to {asked['token']!r} (id {asked['id']}{seen})"
     table = Table()
     for model in models:
         table.add_column(model["label"])
         table.add_column("cosine", justify="right")
-    columns = [model["neighbours"][index]["nearest"] for model in models]
+    columns = [model["neighbors"][index]["nearest"] for model in models]
     for rows in zip(*columns, strict=True):
         cells = [part for row in rows for part in (repr(row["token"]), f"{row['cosine']:+.3f}")]
         table.add_row(*cells)

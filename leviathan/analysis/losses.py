@@ -67,16 +67,19 @@ def read_table(path: Path) -> list[Row]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise DataError(f"{path}: no such table") from None
+        raise DataError("fit.table_not_found", f"{path}: no such table") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read: {error}") from None
+        raise DataError("fit.table_unreadable", f"{path}: cannot be read: {error}") from None
     lines = [
         (number, line)
         for number, line in enumerate(text.splitlines(), start=1)
         if line.strip() and not line.lstrip().startswith("#")
     ]
     if not lines:
-        raise DataError(f"{path}: the table is empty; expected a header with {', '.join(NEEDED)}")
+        raise DataError(
+            "fit.table_empty",
+            f"{path}: the table is empty; expected a header with {', '.join(NEEDED)}",
+        )
     reader = csv.reader(io.StringIO("\n".join(line for _, line in lines)))
     header, *body = ([cell.strip() for cell in row] for row in reader)
     _check_header(path, header)
@@ -89,9 +92,9 @@ def read_table(path: Path) -> list[Row]:
         rows.append(row)
         faults += [f"{path}:{number}: {fault}" for fault in wrong]
     if faults:
-        raise DataError("\n".join(faults))
+        raise DataError("fit.table_invalid", "\n".join(faults))
     if not rows:
-        raise DataError(f"{path}: a header and no row")
+        raise DataError("fit.table_empty", f"{path}: a header and no row")
     return rows
 
 
@@ -200,12 +203,15 @@ def _check_header(path: Path, header: Sequence[str]) -> None:
             near = difflib.get_close_matches(name, header, n=1, cutoff=0.5)
             hints.append(f"{name} (is {near[0]!r} it?)" if near else name)
         raise DataError(
+            "fit.missing_columns",
             f"{path}: missing columns: {', '.join(hints)}; found {', '.join(header) or 'none'}. "
-            f"Expected are {', '.join(NEEDED)}, and for comparisons kind"
+            f"Expected are {', '.join(NEEDED)}, and for comparisons kind",
         )
     twice = sorted({name for name in header if header.count(name) > 1})
     if twice:
-        raise DataError(f"{path}: columns that appear twice: {', '.join(twice)}")
+        raise DataError(
+            "fit.duplicate_columns", f"{path}: columns that appear twice: {', '.join(twice)}"
+        )
 
 
 def _row(cells: dict[str, str], line: int) -> tuple[Row, list[str]]:

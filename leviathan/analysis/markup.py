@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from html import escape
 
-from leviathan.analysis.picture import COLOURS, Picture
+from leviathan.analysis.picture import COLORS, Picture
 from leviathan.analysis.style import CSS
 
 
@@ -37,19 +37,19 @@ def figure(drawn: Picture, name: str, text: str) -> str:
     return f"<figure>{images}<figcaption>{text}</figcaption></figure>"
 
 
-def table(heads: Iterable[str], body: Iterable[str], coloured: bool = False, first: int = 0) -> str:
+def table(heads: Iterable[str], body: Iterable[str], colored: bool = False, first: int = 0) -> str:
     """A table that scrolls by itself on a narrow screen.
 
     Args:
         heads: the columns' names, the first that of the rows' names.
         body: rows, as HTML.
-        coloured: columns have the colours of the drawings' series.
-        first: the series of the first coloured column.
+        colored: columns have the colors of the drawings' series.
+        first: the series of the first colored column.
     """
 
     def mark(number: int) -> str:
-        series = (first + number - 1) % len(COLOURS)
-        return f' class="series-{series}"' if coloured and number else ""
+        series = (first + number - 1) % len(COLORS)
+        return f' class="series-{series}"' if colored and number else ""
 
     head = "".join(
         f'<th scope="col"{mark(number)}>{escape(text)}</th>' for number, text in enumerate(heads)

@@ -181,7 +181,7 @@ def _figures(rows: Sequence[Row], arms: Sequence[dict[str, Any]], columns: range
             cells = "".join(with_change(*one.cells[column]) for column in columns)
             body.append(f'<tr><th scope="row">{escape(one.name)}</th>{cells}</tr>')
     heads = ["", *(arm_title(arms[column]) for column in columns)]
-    return table(heads, body, coloured=True, first=columns.start)
+    return table(heads, body, colored=True, first=columns.start)
 
 
 def _standing(arms: Sequence[dict[str, Any]]) -> str:

@@ -148,7 +148,7 @@ def swept(group: dict[str, Any], drawn: Picture | None) -> tuple[str, str]:
     text += " All results below compare each arm at its chosen values."
     heads = ["", *(arm["label"] for arm in found["arms"])]
     drawing = figure(drawn, "Loss over the swept value", text)
-    return f"Sweep of {', '.join(found['keys'])}", drawing + table(heads, body, coloured=True)
+    return f"Sweep of {', '.join(found['keys'])}", drawing + table(heads, body, colored=True)
 
 
 def fairness(group: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""A drawing as a page and as files need it: SVG whose colours are CSS variables, SVG alone, PNG.
+"""A drawing as a page and as files need it: SVG whose colors are CSS variables, SVG alone, PNG.
 
 Every drawing for a page is made twice, wide and narrow: text in an SVG that is scaled down to a
 telephone's width cannot be read.
@@ -17,11 +17,11 @@ from matplotlib.figure import Figure
 
 from leviathan.data.files import write_atomic
 
-# Okabe and Ito's colours, told apart under every common colour blindness; the baseline is grey.
-COLOURS = ("#6a737d", "#0072b2", "#d55e00", "#009e73", "#a6518b", "#b8860b", "#56a3d9", "#7d5a3c")
+# Okabe and Ito's colors, told apart under every common color blindness; the baseline is gray.
+COLORS = ("#6a737d", "#0072b2", "#d55e00", "#009e73", "#a6518b", "#b8860b", "#56a3d9", "#7d5a3c")
 INK, MUTED, GRID = "#1f2328", "#656d77", "#d8dee4"
 VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--grid"} | {
-    colour: f"--series-{number}" for number, colour in enumerate(COLOURS)
+    color: f"--series-{number}" for number, color in enumerate(COLORS)
 }
 FONT = "system-ui, -apple-system, Segoe UI, Roboto, sans-serif"
 DOT: dict[str, Any] = {"markersize": 5, "markeredgecolor": "white", "markeredgewidth": 0.7}
@@ -57,7 +57,7 @@ class Picture:
 
     Attributes:
         name: of its files, without an ending.
-        wide, narrow: `<svg>` elements for a page, colours by CSS variable.
+        wide, narrow: `<svg>` elements for a page, colors by CSS variable.
         svg: a file of its own, for white paper.
         png: the same as pixels.
     """
@@ -102,14 +102,14 @@ def size(narrow: bool, height: float) -> tuple[float, float]:
 
 
 def standalone(svg: str) -> str:
-    """An SVG for a file of its own: namespaces back in, colours for a white page."""
+    """An SVG for a file of its own: namespaces back in, colors for a white page."""
     names = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
     return re.sub(r"var\(--[a-z0-9-]+, (#\w+)\)", r"\1", svg).replace("<svg ", f"<svg {names} ", 1)
 
 
-def colour(number: int) -> str:
-    """The colour of the so-many-th series; the first is the baseline's."""
-    return COLOURS[number % len(COLOURS)]
+def color(number: int) -> str:
+    """The color of the so-many-th series; the first is the baseline's."""
+    return COLORS[number % len(COLORS)]
 
 
 def short_number(value: float) -> str:
@@ -126,7 +126,7 @@ def signed(value: float) -> str:
 
 
 def label_ends(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
-    """Names at the right end of their lines (value, name, colour), pushed apart where need be."""
+    """Names at the right end of their lines (value, name, color), pushed apart where need be."""
     low, high = axes.get_ylim()
     height = axes.get_window_extent().height / axes.figure.dpi  # inches
     apart = (high - low) * 0.16 / max(height, 0.5)
@@ -155,7 +155,7 @@ def note(axes: Axes, x: float, y: float, text: str, **where: Any) -> None:
 
 
 def _svg(figure: Figure) -> str:
-    """The drawing as an `<svg>` element for a page: no prologue, no metadata, colours by name."""
+    """The drawing as an `<svg>` element for a page: no prologue, no metadata, colors by name."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     svg = buffer.getvalue()

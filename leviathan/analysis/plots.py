@@ -14,7 +14,7 @@ from leviathan.analysis.curves import smoothed, smoothing_width
 from leviathan.analysis.picture import (
     DOT,
     Picture,
-    colour,
+    color,
     label_ends,
     note,
     picture,
@@ -97,14 +97,14 @@ def sweep(swept: dict[str, Any], name: str = "sweep") -> Picture:
             x = [place[point["values"][key]] for point in known]
             loss = [point["loss"] for point in known]
             style = "o" if len(swept["keys"]) > 1 else "o-"
-            axes.plot(x, loss, style, color=colour(number), linewidth=1.4, **DOT, zorder=4)
+            axes.plot(x, loss, style, color=color(number), linewidth=1.4, **DOT, zorder=4)
             for at, point in zip(x, known, strict=True):
-                axes.plot([at, at], [point["low"], point["high"]], color=colour(number), zorder=3)
+                axes.plot([at, at], [point["low"], point["high"]], color=color(number), zorder=3)
             best = None if arm["best"] is None else arm["points"][arm["best"]]
             if best is not None and best["loss"] is not None:
                 at, ring = place[best["values"][key]], {"markersize": 11, "fillstyle": "none"}
-                axes.plot(at, best["loss"], "o", color=colour(number), zorder=5, **ring)
-            ends.append((loss[-1], arm["label"], colour(number)))
+                axes.plot(at, best["loss"], "o", color=color(number), zorder=5, **ring)
+            ends.append((loss[-1], arm["label"], color(number)))
         if numeric and len(values) > 1:
             axes.set_xscale("log")
             axes.xaxis.set_minor_formatter(NullFormatter())
@@ -126,7 +126,7 @@ def gains(groups: Sequence[dict[str, Any]]) -> Picture:
     def draw(narrow: bool) -> Figure:
         figure = Figure(figsize=size(narrow, 3.2), layout="constrained")
         axes = figure.subplots()
-        axes.axhline(0, color=colour(0), linewidth=1.2, zorder=2)
+        axes.axhline(0, color=color(0), linewidth=1.2, zorder=2)
         spread = np.linspace(-0.12, 0.12, len(labels)) if len(labels) > 1 else np.zeros(1)
         ends = []
         for number, label in enumerate(labels, start=1):
@@ -138,11 +138,11 @@ def gains(groups: Sequence[dict[str, Any]]) -> Picture:
                 x, seeds = at + spread[number - 1], relative["seeds"]
                 if seeds["low"] is not None:
                     reach = [100 * np.expm1(seeds[end]) for end in ("low", "high")]
-                    axes.plot([x, x], reach, color=colour(number), linewidth=1.6)
+                    axes.plot([x, x], reach, color=color(number), linewidth=1.6)
                 last = relative["perplexity_percent"]
-                axes.plot(x, last, "o", color=colour(number), **DOT, zorder=5)
+                axes.plot(x, last, "o", color=color(number), **DOT, zorder=5)
             if last is not None:
-                ends.append((last, label, colour(number)))
+                ends.append((last, label, color(number)))
         axes.set_xticks(range(len(groups)), [group["name"] for group in groups])
         axes.set_xlim(-0.4, len(groups) - 0.6)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{signed(y)} %"))
@@ -174,7 +174,7 @@ def save_frequency(strata: dict[str, Any], out: Path) -> list[Path]:
 def _draw_losses(axes: Axes, curves: Sequence[dict[str, Any]]) -> None:
     ends = []
     for number, curve in enumerate(curves):
-        shade, layer = colour(number), 3 + number
+        shade, layer = color(number), 3 + number
         train, held = curve["train"], curve["validation"]
         if not train["at"]:
             continue
@@ -199,19 +199,19 @@ def _draw_losses(axes: Axes, curves: Sequence[dict[str, Any]]) -> None:
 
 def _draw_gaps(axes: Axes, curves: Sequence[dict[str, Any]]) -> None:
     """Paired on the same batches, so that the noise of the batches cancels."""
-    axes.axhline(0, color=colour(0), linewidth=1.2, zorder=2)
-    ends = [(0.0, curves[0]["label"], colour(0))]
+    axes.axhline(0, color=color(0), linewidth=1.2, zorder=2)
+    ends = [(0.0, curves[0]["label"], color(0))]
     for number, curve in enumerate(curves):
         gap = curve["difference"]
         if not gap or not gap["at"]:
             continue
         width = smoothing_width(len(gap["at"]))
         mean = smoothed(np.array(gap["mean"]), width)
-        axes.plot(gap["at"], mean, color=colour(number), linewidth=1.4, zorder=3)
+        axes.plot(gap["at"], mean, color=color(number), linewidth=1.4, zorder=3)
         if curve["seeds"] > 1:
             low, high = (smoothed(np.array(gap[end]), width) for end in ("low", "high"))
-            axes.fill_between(gap["at"], low, high, color=colour(number), alpha=0.18, linewidth=0)
-        ends.append((float(mean[-1]), curve["label"], colour(number)))
+            axes.fill_between(gap["at"], low, high, color=color(number), alpha=0.18, linewidth=0)
+        ends.append((float(mean[-1]), curve["label"], color(number)))
     axes.set_ylabel("difference")
     axes.yaxis.set_major_locator(MaxNLocator(4))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: signed(y)))
@@ -226,13 +226,13 @@ def _draw_strata(axes: Axes, runs: Sequence[dict[str, Any]], scale: str, kept: l
         axes.plot(
             place,
             loss,
-            color=colour(number),
+            color=color(number),
             linewidth=1.6,
             marker="o",
             **DOT,
             zorder=3 + number,
         )
-        ends.append((loss[-1], run["label"], colour(number)))
+        ends.append((loss[-1], run["label"], color(number)))
     axes.set_ylabel("validation loss, nats per token")
     label_ends(axes, ends)
 
@@ -240,10 +240,10 @@ def _draw_strata(axes: Axes, runs: Sequence[dict[str, Any]], scale: str, kept: l
 def _draw_pairs(axes: Axes, strata: dict[str, Any], scale: str, kept: list[int]) -> None:
     base, pairs = strata["runs"][0]["label"], strata["pairs"]
     labels = [run["label"] for run in strata["runs"]]
-    axes.axhline(0, color=colour(0), linewidth=1.2, zorder=2)
+    axes.axhline(0, color=color(0), linewidth=1.2, zorder=2)
     spread = np.linspace(-0.18, 0.18, len(pairs)) if len(pairs) > 1 else np.zeros(1)
     for shift, pair in zip(spread, pairs, strict=True):
-        shade = colour(labels.index(pair["label"]))
+        shade = color(labels.index(pair["label"]))
         for place, index in enumerate(kept):
             row = pair[scale][index]
             if row["low"] is not None:
@@ -254,7 +254,7 @@ def _draw_pairs(axes: Axes, strata: dict[str, Any], scale: str, kept: list[int])
     axes.set_ylabel("difference, nats")
     axes.yaxis.set_major_locator(MaxNLocator(5))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: signed(y)))
-    label_ends(axes, [(0.0, base, colour(0))])
+    label_ends(axes, [(0.0, base, color(0))])
 
 
 def _name_buckets(

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from leviathan.analysis.picture import DOT, Picture, colour, label_ends, note, picture, size
+from leviathan.analysis.picture import DOT, Picture, color, label_ends, note, picture, size
 
 
 def geometry_pictures(models: Sequence[dict[str, Any]]) -> list[Picture]:
@@ -27,9 +27,9 @@ def _spectrum(models: Sequence[dict[str, Any]], narrow: bool) -> Figure:
     ends = []
     for number, model in enumerate(models):
         shares = np.cumsum(model["geometry"]["spectrum"])
-        axes.plot(np.arange(1, len(shares) + 1), shares, color=colour(number), linewidth=1.6)
+        axes.plot(np.arange(1, len(shares) + 1), shares, color=color(number), linewidth=1.6)
         middle = float(shares[len(shares) // 2])
-        ends.append((middle, f"{model['label']}", colour(number)))
+        ends.append((middle, f"{model['label']}", color(number)))
     axes.set_ylim(0, 1.02)
     axes.set_xlabel("principal axes, strongest first")
     axes.set_ylabel("share of the variance, summed")
@@ -55,9 +55,9 @@ def _norms(models: Sequence[dict[str, Any]], narrow: bool) -> Figure:
         middle = [one["median"] / mean for one in spread]
         low, high = ([one[end] / mean for one in spread] for end in ("q05", "q95"))
         place = np.arange(len(middle))
-        axes.plot(place, middle, "o-", color=colour(number), linewidth=1.4, **DOT, zorder=4)
-        axes.fill_between(place, low, high, color=colour(number), alpha=0.15, linewidth=0)
-        ends.append((middle[-1], model["label"], colour(number)))
+        axes.plot(place, middle, "o-", color=color(number), linewidth=1.4, **DOT, zorder=4)
+        axes.fill_between(place, low, high, color=color(number), alpha=0.15, linewidth=0)
+        ends.append((middle[-1], model["label"], color(number)))
     shown = [name.replace("–", "–\n") if narrow else name for name in names]
     axes.set_xticks(range(len(names)), shown, fontsize=7 if narrow else 8)
     axes.set_ylim(bottom=0)

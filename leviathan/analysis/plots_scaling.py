@@ -10,7 +10,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from leviathan.analysis.picture import (
     DOT,
     Picture,
-    colour,
+    color,
     label_ends,
     note,
     picture,
@@ -50,16 +50,16 @@ def _draw(axes: Axes, kinds: Kinds, letter: str) -> None:
     grid = np.geomspace(every.min() / 1.15, every.max() * 1.6, 80)
     for number, (kind, (points, law)) in enumerate(kinds.items()):
         own, other = columns[number]
-        axes.plot(own, points.loss, "o", color=colour(number), **DOT, zorder=5)
-        ends.append((float(points.loss[np.argmax(own)]), kind, colour(number)))
+        axes.plot(own, points.loss, "o", color=color(number), **DOT, zorder=5)
+        ends.append((float(points.loss[np.argmax(own)]), kind, color(number)))
         if law is None:
             continue
         fixed = np.unique(other) if len(law.form) > 1 else np.unique(other)[:1]
         for value in fixed[:: max(1, len(fixed) // 6)]:
             pair = (grid, value) if letter == "n" else (value, grid)
             line = law.loss(*pair)
-            axes.plot(grid, line, color=colour(number), linewidth=1.2, zorder=3)
-        ends[-1] = (float(line[-1]), kind, colour(number))
+            axes.plot(grid, line, color=color(number), linewidth=1.2, zorder=3)
+        ends[-1] = (float(line[-1]), kind, color(number))
     axes.set_xscale("log")
     axes.set_yscale("log")
     for axis in (axes.xaxis, axes.yaxis):

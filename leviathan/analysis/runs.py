@@ -208,8 +208,9 @@ def load_run(path: Path) -> Run:
     perplexity = read_json(results / "perplexity.json")
     if perplexity is not None and not _is_number(perplexity.get("nats_per_token")):
         raise DataError(
+            "run.result_corrupt",
             f"{results / 'perplexity.json'}: damaged (nats_per_token is no number); delete it and "
-            "evaluate again"
+            "evaluate again",
         )
     tokenizer, data = _fingerprints(path, config, facts)
     return Run(
@@ -238,9 +239,13 @@ def read_json(path: Path) -> dict[str, Any] | None:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path}: damaged ({error}); delete it and evaluate again") from error
+        raise DataError(
+            "run.result_corrupt", f"{path}: damaged ({error}); delete it and evaluate again"
+        ) from error
     if not isinstance(value, dict):
-        raise DataError(f"{path}: expected a JSON object, found {type(value).__name__}")
+        raise DataError(
+            "run.result_corrupt", f"{path}: expected a JSON object, found {type(value).__name__}"
+        )
     return value
 
 
@@ -248,7 +253,8 @@ def _read_config(path: Path) -> dict[str, Any]:
     file = path / "config.yaml"
     if not file.exists():
         raise DataError(
-            f"{path}: not a run folder (no config.yaml); give the run_dir of `leviathan train`"
+            "run.not_found",
+            f"{path}: not a run folder (no config.yaml); give the run_dir of `leviathan train`",
         )
     config = read_yaml(_read_text(file), str(file))
     for dotted, kind in _NEEDED.items():
@@ -257,8 +263,9 @@ def _read_config(path: Path) -> dict[str, Any]:
             value = value.get(key) if isinstance(value, dict) else None
         if not isinstance(value, kind):
             raise DataError(
+                "run.config_invalid",
                 f"{file}: not the resolved configuration of a run: {dotted} is missing or of "
-                "another kind"
+                "another kind",
             )
     return config
 
@@ -267,18 +274,19 @@ def _read_text(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except OSError as error:
-        raise DataError(f"{file}: cannot be read: {error.strerror}") from None
+        raise DataError("run.unreadable", f"{file}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise DataError(
+            "metrics.corrupt",
             f"{file}: damaged: byte 0x{error.object[error.start]:02x} at {error.start:,} is no "
-            "valid UTF-8"
+            "valid UTF-8",
         ) from None
 
 
 def _read_metrics(file: Path) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """The last record of every step: a resumed run may have logged some steps twice."""
     if not file.exists():
-        raise DataError(f"{file}: missing; the run has not logged a step yet")
+        raise DataError("metrics.not_found", f"{file}: missing; the run has not logged a step yet")
     logged: dict[int, dict[str, Any]] = {}
     validation: dict[int, float] = {}
     for number, line in enumerate(_read_text(file).splitlines(), start=1):
@@ -288,14 +296,18 @@ def _read_metrics(file: Path) -> tuple[dict[str, np.ndarray], np.ndarray]:
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             # A run killed while writing leaves at most one torn line; it has no numbers to lose.
             if line.strip() and number == 1:
-                raise DataError(f"{file}: line 1 is no metrics record: {line[:80]!r}") from None
+                raise DataError(
+                    "metrics.corrupt", f"{file}: line 1 is no metrics record: {line[:80]!r}"
+                ) from None
             continue
         if _is_number(record.get("val_loss")):
             validation[step] = float(record["val_loss"])
         if "loss" in record:
             logged[step] = record
     if not logged:
-        raise DataError(f"{file}: holds no training step; let the run reach its first log line")
+        raise DataError(
+            "metrics.empty", f"{file}: holds no training step; let the run reach its first log line"
+        )
     steps = sorted(logged)
     metrics = {"step": np.array(steps)}
     for key in sorted({key for record in logged.values() for key in record} - {"step", "val_loss"}):
@@ -329,10 +341,10 @@ def _newest_evaluation(path: Path) -> Path | None:
 def _fingerprints(
     path: Path, config: dict[str, Any], facts: dict[str, Any]
 ) -> tuple[str | None, str | None]:
-    """Fingerprints (tokenizer, data set), from whichever file still says them."""
+    """Fingerprints (tokenizer, dataset), from whichever file still says them."""
     newest = _newest(file.parent for file in path.glob("checkpoints/step-*/manifest.json"))
     tokenizer = (read_json(newest / "tokenizer.meta.json") or {}) if newest else {}
-    # A data set prepared anew at the same place would speak for itself, not for this run:
+    # A dataset prepared anew at the same place would speak for itself, not for this run:
     # it is asked last.
     info = read_json(Path(config["data"]["path"]) / "dataset.json") or {}
     of_data = info.get("tokenizer")

@@ -1,8 +1,8 @@
 """The page's style sheet."""
 
-from leviathan.analysis.picture import COLOURS, FONT, GRID, INK, MUTED
+from leviathan.analysis.picture import COLORS, FONT, GRID, INK, MUTED
 
-_DARK_COLOURS = (
+_DARK_COLORS = (
     "#9aa4af",
     "#58b0f0",
     "#ff9455",
@@ -14,15 +14,15 @@ _DARK_COLOURS = (
 )
 
 
-def _variables(ink: str, muted: str, grid: str, paper: str, colours: tuple[str, ...]) -> str:
-    series = "".join(f"--series-{number}: {colour};" for number, colour in enumerate(colours))
+def _variables(ink: str, muted: str, grid: str, paper: str, colors: tuple[str, ...]) -> str:
+    series = "".join(f"--series-{number}: {color};" for number, color in enumerate(colors))
     return f"--ink: {ink}; --muted: {muted}; --grid: {grid}; --paper: {paper}; {series}"
 
 
-_LIGHT = _variables(INK, MUTED, GRID, "#ffffff", COLOURS)
-_DARK = _variables("#e6e9ed", "#9aa4af", "#343b44", "#14181d", _DARK_COLOURS)
+_LIGHT = _variables(INK, MUTED, GRID, "#ffffff", COLORS)
+_DARK = _variables("#e6e9ed", "#9aa4af", "#343b44", "#14181d", _DARK_COLORS)
 _SERIES = "".join(
-    f"thead .series-{number} {{ color: var(--series-{number}); }}" for number in range(len(COLOURS))
+    f"thead .series-{number} {{ color: var(--series-{number}); }}" for number in range(len(COLORS))
 )
 
 CSS = f"""

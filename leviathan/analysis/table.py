@@ -71,7 +71,7 @@ def comparison_rows(group: dict[str, Any]) -> list[Row]:
 
 
 def terminal_table(report: dict[str, Any]) -> str:
-    """The tables as text for standard output, coloured only on a terminal."""
+    """The tables as text for standard output, colored only on a terminal."""
     lines = []
     for group in report["groups"]:
         table = Table(

@@ -198,7 +198,9 @@ class _LoadSlices(LoadPlanner):
         return central_plan
 
     def load_bytes(self, read_item: ReadItem, value: Any) -> None:
-        raise CheckpointError(f"unexpected bytes under {read_item.storage_index.fqn}")
+        raise CheckpointError(
+            "checkpoint.corrupt", f"unexpected bytes under {read_item.storage_index.fqn}"
+        )
 
     def resolve_tensor(self, read_item: ReadItem) -> Tensor:
         view = self.pieces.view(read_item.dest_index)
@@ -243,12 +245,14 @@ class _Reader(FileSystemReader):
                 metadata = _Unpickler(file).load()
         except FileNotFoundError:
             raise CheckpointError(
-                f"{path.parent}: no .metadata: not a finished checkpoint"
+                "checkpoint.incomplete", f"{path.parent}: no .metadata: not a finished checkpoint"
             ) from None
         except (pickle.UnpicklingError, EOFError, AttributeError, ValueError) as error:
-            raise CheckpointError(f"{path}: unreadable metadata ({error})") from error
+            raise CheckpointError(
+                "checkpoint.corrupt", f"{path}: unreadable metadata ({error})"
+            ) from error
         if not isinstance(metadata, Metadata):
-            raise CheckpointError(f"{path}: not DCP metadata")
+            raise CheckpointError("checkpoint.corrupt", f"{path}: not DCP metadata")
         return metadata
 
 
@@ -293,8 +297,9 @@ def stored_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
         reason = reason or _without_bytes(key, entry.chunks, stored, file_sizes)
         if reason is not None:
             raise CheckpointError(
+                "checkpoint.corrupt",
                 f"{directory / '.metadata'}: tensor {key} {_shape(shapes[key])}: {reason}. The "
-                "checkpoint is corrupt: use another one"
+                "checkpoint is corrupt: use another one",
             )
     return shapes
 
@@ -363,9 +368,10 @@ def check_tensors(
     ]
     if differing:
         raise CheckpointError(
+            "checkpoint.other_model",
             f"{directory}: checkpoint of another model: {len(differing)} tensors differ ("
             + "; ".join(differing[:3])
-            + ("; …)" if len(differing) > 3 else ")")
+            + ("; …)" if len(differing) > 3 else ")"),
         )
 
 
@@ -394,7 +400,9 @@ def _plain_errors(directory: Path) -> Iterator[None]:
         yield
     except CheckpointException as error:
         rank, (cause, _) = min(error.failures.items(), key=lambda failure: failure[0])
-        raise CheckpointError(f"{directory}: rank {rank}: {cause}") from error
+        raise CheckpointError(
+            "checkpoint.save_failed", f"{directory}: rank {rank}: {cause}"
+        ) from error
 
 
 @contextmanager

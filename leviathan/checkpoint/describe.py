@@ -51,7 +51,7 @@ def list_checkpoints(run_dir: Path) -> dict[str, dict[str, Any]]:
         CheckpointError: there is no such folder.
     """
     if not run_dir.is_dir():
-        raise CheckpointError(f"{run_dir}: no such folder; give a run folder")
+        raise CheckpointError("run.not_found", f"{run_dir}: no such folder; give a run folder")
     found: dict[str, dict[str, Any]] = {}
     for directory in complete_checkpoints(run_dir):
         try:

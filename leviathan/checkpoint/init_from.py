@@ -42,9 +42,10 @@ def check_init_from(config: RunConfig, source: Path) -> list[str]:
     refused, adjusted = _differences(config.model, former.model)
     if refused:
         raise ConfigError(
+            "init_from.other_model",
             f"init_from={config.init_from}: {source} has another model:\n  "
             + "\n  ".join(refused)
-            + "\nSet these keys as in the checkpoint, or remove init_from."
+            + "\nSet these keys as in the checkpoint, or remove init_from.",
         )
     model = meta_model(config.model)
     weights = {WEIGHTS + name: tuple(p.shape) for name, p in model.named_parameters()}
@@ -52,9 +53,10 @@ def check_init_from(config: RunConfig, source: Path) -> list[str]:
     theirs, ours = read_tokenizer(source, former), open_tokenizer(config.data)
     if theirs.ranks != ours.ranks:
         raise ConfigError(
+            "init_from.other_tokenizer",
             f"init_from={config.init_from}: {source} was trained with the tokenizer {theirs.name}, "
             f"but the dataset uses {ours.name}: the ids differ in meaning. Prepare the dataset "
-            "with the checkpoint's tokenizer, or remove init_from."
+            "with the checkpoint's tokenizer, or remove init_from.",
         )
     if theirs.fingerprint != ours.fingerprint:
         adjusted.append(

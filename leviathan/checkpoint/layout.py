@@ -61,7 +61,7 @@ def resolve_checkpoint(path: Path) -> Path:
 
 
 def _refuse(path: Path, reason: str) -> None:
-    raise CheckpointError(f"{path}: {reason}")
+    raise CheckpointError("checkpoint.not_found", f"{path}: {reason}")
 
 
 def read_state(directory: Path, **wanted: type) -> dict[str, Any]:
@@ -79,9 +79,9 @@ def read_state(directory: Path, **wanted: type) -> dict[str, Any]:
     try:
         state = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: unreadable ({error})") from error
+        raise CheckpointError("checkpoint.corrupt", f"{path}: unreadable ({error})") from error
     if not isinstance(state, dict):
-        raise CheckpointError(f"{path}: corrupt: expected a JSON object")
+        raise CheckpointError("checkpoint.corrupt", f"{path}: corrupt: expected a JSON object")
     named = _STEP.fullmatch(directory.name)
     if named or "step" in state:
         wanted = {"step": int, **wanted}
@@ -89,11 +89,14 @@ def read_state(directory: Path, **wanted: type) -> dict[str, Any]:
         value = state.get(key)
         if type(value) is not kind or (isinstance(value, int) and value < 0):
             expected = "a non-negative integer" if kind is int else f"a {kind.__name__}"
-            raise CheckpointError(f"{path}: corrupt: {key} is {value!r}, expected {expected}")
+            raise CheckpointError(
+                "checkpoint.corrupt", f"{path}: corrupt: {key} is {value!r}, expected {expected}"
+            )
     if named and int(named[1]) != state["step"]:
         raise CheckpointError(
+            "checkpoint.renamed",
             f"{path}: step is {state['step']}, but the directory is {directory.name}: rename the "
-            "directory or restore its original state.json"
+            "directory or restore its original state.json",
         )
     return state
 
@@ -157,4 +160,6 @@ def tidy(run_dir: Path, step: int) -> None:
             elif _STEP.fullmatch(path.name) and path.name not in whole:
                 set_aside(path)
     except OSError as error:
-        raise CheckpointError(f"{folder}: cannot be put in order ({error})") from error
+        raise CheckpointError(
+            "checkpoint.cleanup_failed", f"{folder}: cannot be put in order ({error})"
+        ) from error

@@ -45,7 +45,9 @@ def newest_whole(run_dir: Path, mesh: Mesh) -> Path | None:
         return directory
     if damaged:
         raise CheckpointError(
-            f"{run_dir}: none of its {len(damaged)} checkpoints is whole; remove them to start anew"
+            "checkpoint.all_corrupt",
+            f"{run_dir}: all {len(damaged)} checkpoints are corrupt; delete them to restart from "
+            "step 0",
         )
     return None
 
@@ -83,11 +85,13 @@ def read_run_config(directory: Path) -> RunConfig:
     """
     path = directory / CONFIG
     if not path.is_file():
-        raise CheckpointError(f"{path}: missing: nothing says which run this is")
+        raise CheckpointError(
+            "checkpoint.corrupt", f"{path}: missing: nothing says which run this is"
+        )
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path}: unreadable ({error})") from error
+        raise CheckpointError("checkpoint.corrupt", f"{path}: unreadable ({error})") from error
     return parse_config(text, RunConfig, str(path))
 
 
@@ -132,7 +136,7 @@ def whole_checkpoint(path: Path) -> Path:
             say(f"Skipping a damaged checkpoint: {error}", style="yellow")
             continue
         return directory
-    raise CheckpointError(f"{path}: every checkpoint in it is damaged")
+    raise CheckpointError("checkpoint.all_corrupt", f"{path}: every checkpoint in it is damaged")
 
 
 def load_model(path: Path) -> tuple[CausalLM, RunConfig, dict[str, Any]]:
@@ -181,8 +185,9 @@ def check_finite(tensors: Mapping[str, Tensor], source: str) -> None:
     if wrong:
         more = f" and {len(wrong) - 3} more tensors" if len(wrong) > 3 else ""
         raise CheckpointError(
+            "checkpoint.not_finite",
             f"{source}: weights are not finite: {', '.join(wrong[:3])}{more}. Use an earlier "
-            "checkpoint"
+            "checkpoint",
         )
 
 

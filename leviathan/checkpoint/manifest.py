@@ -53,13 +53,19 @@ def read_manifest(directory: Path) -> dict[str, dict[str, Any]]:
             if not (isinstance(entry["bytes"], int) and isinstance(entry["sha256"], str)):
                 raise TypeError("sizes are numbers, hashes are texts")
     except FileNotFoundError:
-        raise CheckpointError(f"{directory}: no {MANIFEST}: not a finished checkpoint") from None
+        raise CheckpointError(
+            "checkpoint.incomplete", f"{directory}: no {MANIFEST}: not a finished checkpoint"
+        ) from None
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
-        raise CheckpointError(f"{path}: damaged ({type(error).__name__}: {error})") from error
+        raise CheckpointError(
+            "checkpoint.corrupt", f"{path}: damaged ({type(error).__name__}: {error})"
+        ) from error
     tensors = [file.name for file in directory.glob("*.distcp")]
     unlisted = [name for name in (*REQUIRED, *sorted(tensors)) if name not in entries]
     if unlisted:
-        raise CheckpointError(f"{path}: damaged: it does not list {', '.join(unlisted)}")
+        raise CheckpointError(
+            "checkpoint.corrupt", f"{path}: damaged: it does not list {', '.join(unlisted)}"
+        )
     return entries
 
 
@@ -76,15 +82,20 @@ def verify_manifest(directory: Path, share: int = 0, shares: int = 1) -> int:
     for name, entry in entries.items():
         path = directory / name
         if not path.is_file():
-            raise CheckpointError(f"{path}: missing, although the manifest lists it")
+            raise CheckpointError(
+                "checkpoint.corrupt", f"{path}: missing, although the manifest lists it"
+            )
         if path.stat().st_size != entry["bytes"]:
             raise CheckpointError(
+                "checkpoint.corrupt",
                 f"{path}: damaged: {path.stat().st_size:,} bytes, the manifest says "
-                f"{entry['bytes']:,}"
+                f"{entry['bytes']:,}",
             )
     for name in sorted(entries)[share::shares]:
         if fingerprint(directory, [name])[name] != entries[name]:
-            raise CheckpointError(f"{directory / name}: damaged: its sha256 has changed")
+            raise CheckpointError(
+                "checkpoint.corrupt", f"{directory / name}: damaged: its sha256 has changed"
+            )
     return len(entries)
 
 

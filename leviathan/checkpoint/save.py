@@ -111,8 +111,9 @@ def _or_nothing(draft: Path, mesh: Mesh) -> Iterator[None]:
             shutil.rmtree(draft, ignore_errors=True)
         final = draft.with_name(draft.name.removeprefix(SAVING))
         raise CheckpointError(
+            "checkpoint.save_failed",
             f"{final}: could not be saved ({error}); the checkpoints before it are untouched "
-            f"({shutil.disk_usage(final.parent.parent).free / 1e6:,.1f} MB are free there)"
+            f"({shutil.disk_usage(final.parent.parent).free / 1e6:,.1f} MB are free there)",
         ) from error
 
 

@@ -15,7 +15,7 @@ from leviathan.cli import checking, data, evaluation, handover, launching, sizes
 from leviathan.cli.options import is_another_rank
 from leviathan.console import console
 from leviathan.credentials import without_credentials
-from leviathan.errors import LeviathanError, OneRankError
+from leviathan.errors import LeviathanError, LocalRankError
 
 app = typer.Typer(
     name="leviathan",
@@ -51,25 +51,26 @@ def main() -> None:
     try:
         app()
     except LeviathanError as error:
-        _fail(str(error), shared=not isinstance(error, OneRankError))
+        _fail(str(error), error.code, shared=not isinstance(error, LocalRankError))
     except OSError as error:
         # A full or unwritable disk, a file that is a folder: the user's to mend, where it is named.
         if error.filename is None and error.errno != errno.ENOSPC:
             raise
-        _fail(f"{error.filename or 'writing'}: {error.strerror}")
+        _fail(f"{error.filename or 'writing'}: {error.strerror}", "io.failed")
 
 
-def _fail(message: str, shared: bool = True) -> NoReturn:
-    """Ends with exit status 2 and one message.
+def _fail(message: str, code: str, shared: bool = True) -> NoReturn:
+    """Prints one message and exits with status 2.
 
     Args:
         message: what is wrong, where, and what to do.
-        shared: the other ranks of a launch fail with the same. Then rank 0 has the word; in other
-            sub-commands RANK may be set as well, but each process speaks for itself.
+        code: code of the error, as in `LeviathanError.code`.
+        shared: whether all ranks of the launch have this error; then only rank 0 prints it.
+            Commands without ranks always print: RANK may be set in their environment, too.
     """
     another = is_another_rank()
     if not (another and shared):
         who = f"rank {os.environ['RANK']}: " if another else ""
-        text = without_credentials(f"error: {who}{message}")
+        text = without_credentials(f"error[{code}]: {who}{message}")
         console.print(text, style="red", markup=False)
     sys.exit(2)

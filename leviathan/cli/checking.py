@@ -39,7 +39,7 @@ def check(
     ] = 0.4,
     ranks_per_node: Annotated[int, typer.Option(min=1, help="Devices a machine.")] = 8,
     verify_data: Annotated[
-        bool, typer.Option("--verify-data", help="Hash every byte of the data set: slow.")
+        bool, typer.Option("--verify-data", help="Hash every byte of the dataset: slow.")
     ] = False,
     probe: Annotated[
         bool,
@@ -53,7 +53,7 @@ def check(
 ) -> None:
     """Says what a run will need and do, before anything is started.
 
-    Looks at configuration, model, ranks, memory of a rank by part, time, data set and tokenizer,
+    Looks at configuration, model, ranks, memory of a rank by part, time, dataset and tokenizer,
     the run folder, room for checkpoints, hosts, port, shared memory and the launcher's command.
     Each is green, amber (works, but look) or red (will not work): then the exit status is 2.
     Nothing is trained and no GPU is taken, but with --probe, which leaves nothing behind.
@@ -82,7 +82,9 @@ def check(
 
         if launcher not in launching.LAUNCHERS:
             known = ", ".join(launching.LAUNCHERS)
-            raise ConfigError(f"--launcher {launcher}: unknown; expected one of {known}")
+            raise ConfigError(
+                "cli.invalid_option", f"--launcher {launcher}: unknown; expected one of {known}"
+            )
         hosts = tuple(read_hostfile(hostfile)) if hostfile else ()
         world = world_size or sum(host.slots for host in hosts) or 1
         nodes = -(-world // ranks_per_node) if launcher == "slurm" else 1

@@ -1,4 +1,4 @@
-"""Tokenisers, preparation, and a look into data sets."""
+"""Tokenizers, preparation, and a look into datasets."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +12,7 @@ from leviathan.console import say
 from leviathan.errors import ConfigError
 
 tokenizer_app = typer.Typer(no_args_is_help=True, help="Train a tokenizer.")
-data_app = typer.Typer(no_args_is_help=True, help="Look into a prepared data set, or check it.")
+data_app = typer.Typer(no_args_is_help=True, help="Look into a prepared dataset, or check it.")
 
 
 @tokenizer_app.command("train")
@@ -36,10 +36,10 @@ def tokenizer_train(
 
 
 def prep(config: Config, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Turns a corpus into a tokenised streaming (MDS) data set.
+    """Turns a corpus into a tokenized streaming (MDS) dataset.
 
-    Run again, it continues where it stopped, or says that the data set is complete. With
-    `executor=rank`, each of many processes (RANK and WORLD_SIZE, or a Slurm array) tokenises its
+    Run again, it continues where it stopped, or says that the dataset is complete. With
+    `executor=rank`, each of many processes (RANK and WORLD_SIZE, or a Slurm array) tokenizes its
     slice of the files, and `leviathan data merge` ends the work; with `executor=ray`, a Ray cluster
     does it all.
 
@@ -53,7 +53,7 @@ def prep(config: Config, overrides: Overrides = None, as_json: AsJson = False) -
 
 @data_app.command("merge")
 def data_merge(
-    out: Annotated[Path, typer.Argument(help="The data set to make; may hold slices itself.")],
+    out: Annotated[Path, typer.Argument(help="The dataset to make; may hold slices itself.")],
     others: Annotated[
         list[Path] | None, typer.Argument(help="Further folders that slices were written to.")
     ] = None,
@@ -73,18 +73,18 @@ def data_merge(
 
 @data_app.command("split")
 def data_split(
-    source: Annotated[Path, typer.Argument(help="A finished data set.", metavar="SRC")],
-    out: Annotated[Path, typer.Option(help="Folder for the data sets, one a subset.")],
+    source: Annotated[Path, typer.Argument(help="A finished dataset.", metavar="SRC")],
+    out: Annotated[Path, typer.Option(help="Folder for the datasets, one a subset.")],
     by: Annotated[str, typer.Option(help="`subset` is all there is.")] = "subset",
     workers: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Makes one complete data set per subset from a finished one; nothing is tokenised again.
+    """Makes one complete dataset per subset from a finished one; nothing is tokenized again.
 
     Example: `leviathan data split data/pile --by subset --out data/pile-subsets`
     """
     if by != "subset":
-        raise ConfigError(f"--by {by}: data sets are split by subset only")
+        raise ConfigError("cli.invalid_option", f"--by {by}: datasets are split by subset only")
     from leviathan.data.prepare.split import split_by_subset
 
     show(split_by_subset(source, out, workers), as_json)
@@ -96,7 +96,7 @@ def data_verify(
     workers: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Checks every file of a data set against its hashes and counts; exit 2 names what is wrong.
+    """Checks every file of a dataset against its hashes and counts; exit 2 names what is wrong.
 
     Example: `leviathan data verify data/pile --workers 16`
     """
@@ -107,7 +107,7 @@ def data_verify(
 
 @data_app.command("info")
 def data_info(directory: Path, as_json: AsJson = False) -> None:
-    """Shows what a data set holds: documents, tokens, rows and subsets, tokenizer, fingerprint."""
+    """Shows what a dataset holds: documents, tokens, rows and subsets, tokenizer, fingerprint."""
     from leviathan.data.format import DatasetInfo
 
     show(DatasetInfo.load(directory).summary(), as_json, data_table)
@@ -131,7 +131,7 @@ def data_show(
 
 
 def data_table(summary: dict[str, Any]) -> str:
-    """A data set's summary as tables; what a slice of one has done, a line a value."""
+    """A dataset's summary as tables; what a slice of one has done, a line a value."""
     if "splits" not in summary:
         return lines(summary)
     from leviathan.data.show import info_table

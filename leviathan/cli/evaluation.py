@@ -17,7 +17,7 @@ def perplexity(
     data: Annotated[
         Path,
         typer.Argument(
-            help="A prepared data set, or one in the `data.format` of CKPT's run.", metavar="DATA"
+            help="A prepared dataset, or one in the `data.format` of CKPT's run.", metavar="DATA"
         ),
     ],
     split: Split = "val",
@@ -44,7 +44,7 @@ def perplexity(
 def frequency(
     checkpoints: Annotated[list[Path], typer.Argument(metavar="CKPT...")],
     data: Annotated[
-        Path, typer.Option(help="A prepared data set, or one in the first run's `data.format`.")
+        Path, typer.Option(help="A prepared dataset, or one in the first run's `data.format`.")
     ],
     out: Annotated[Path | None, typer.Option(help="Folder for the JSON and the plot.")] = None,
     split: Split = "val",
@@ -154,10 +154,10 @@ def inspect(
     ],
     tokens: Annotated[
         str,
-        typer.Option(help="Tokens whose neighbours to show: `the, def,#42` (text, or # and id)."),
+        typer.Option(help="Tokens whose neighbors to show: `the, def,#42` (text, or # and id)."),
     ] = "",
     data: Annotated[
-        Path | None, typer.Option(help="Data set of the token counts, else the run's own.")
+        Path | None, typer.Option(help="Dataset of the token counts, else the run's own.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for inspect.json and the plots as SVG and PNG.")

@@ -26,7 +26,7 @@ def export(
 ) -> None:
     """Writes a Hugging Face Llama folder: weights, config, fast tokenizer, model card.
 
-    The input embedding is materialised into an ordinary table, so any Llama engine serves it.
+    The input embedding is materialized into an ordinary table, so any Llama engine serves it.
     """
     from leviathan.export.hf_llama import export as run
 

@@ -61,15 +61,20 @@ def launch(
     loaded = load_config(config, overrides or [], RunConfig)
     if launcher not in launching.LAUNCHERS:
         known = ", ".join(launching.LAUNCHERS)
-        raise ConfigError(f"--launcher {launcher}: unknown; expected one of {known}")
+        raise ConfigError(
+            "cli.invalid_option", f"--launcher {launcher}: unknown; expected one of {known}"
+        )
     if remote not in ("pdsh", "ssh"):
-        raise ConfigError(f"--remote {remote}: unknown; expected pdsh or ssh")
+        raise ConfigError("cli.invalid_option", f"--remote {remote}: unknown; expected pdsh or ssh")
     if profile or memory_snapshot:
         from leviathan.train.profiling import parse_wish  # imports torch
 
         parse_wish(profile, memory_snapshot, loaded.train.steps)
     if probe and (profile or memory_snapshot):
-        raise ConfigError("--probe trains nothing that could be profiled: leave one of them out")
+        raise ConfigError(
+            "cli.conflicting_options",
+            "--probe trains nothing that could be profiled: leave one of them out",
+        )
     options = ["--profile", profile] if profile else []
     options += ["--memory-snapshot"] if memory_snapshot else []
     options += ["--probe"] if probe else []

@@ -107,7 +107,7 @@ def _parse(text: str, source: str) -> tuple[Any, Origins]:
         where, problem = source, "it is nested too deeply"
     except ValueError as error:  # an escape that is no character
         where, problem = source, str(error)
-    raise ConfigError(f"{where}: not valid YAML: {problem}")
+    raise ConfigError("config.invalid_yaml", f"{where}: not valid YAML: {problem}")
 
 
 def read_yaml(text: str, source: str) -> dict[str, Any]:
@@ -123,7 +123,10 @@ def _mapping(data: Any, source: str) -> dict[str, Any]:
     if data is None:
         return {}
     if not isinstance(data, dict):
-        raise ConfigError(f"{source}: expected `key: value` lines, found {type(data).__name__}")
+        raise ConfigError(
+            "config.invalid_yaml",
+            f"{source}: expected `key: value` lines, found {type(data).__name__}",
+        )
     return data
 
 
@@ -154,19 +157,24 @@ def _read_file(path: Path, origins: Origins, chain: tuple[Path, ...] = ()) -> di
         resolved = path.resolve()
         if resolved in chain:
             circle = " → ".join(str(file) for file in (*chain, resolved))
-            raise ConfigError(f"{path}: `extends` goes in a circle: {circle}")
+            raise ConfigError(
+                "config.circular_extends", f"{path}: `extends` goes in a circle: {circle}"
+            )
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         by = f" (extended by {chain[-1]})" if chain else ""
-        raise ConfigError(f"{path}: no such configuration file{by}") from None
+        raise ConfigError("config.not_found", f"{path}: no such configuration file{by}") from None
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a name with a null byte
-        raise ConfigError(f"{str(path)!r}: cannot be read: {error}") from None
+        raise ConfigError("config.unreadable", f"{str(path)!r}: cannot be read: {error}") from None
     value, lines = _parse(text, str(path))
     data = _mapping(value, str(path))
     parents = data.pop(EXTENDS, [])
     parents = [parents] if isinstance(parents, str) else parents
     if not isinstance(parents, list) or not all(isinstance(parent, str) for parent in parents):
-        raise ConfigError(f"{path}: `extends` is a file name or a list of them, found {parents!r}")
+        raise ConfigError(
+            "config.invalid_extends",
+            f"{path}: `extends` is a file name or a list of them, found {parents!r}",
+        )
     merged: dict[str, Any] = {}
     for parent in parents:
         own: Origins = {}
@@ -181,14 +189,18 @@ def _override(text: str) -> tuple[tuple[str, ...], Any]:
     dotted, equals, value = text.partition("=")
     path = tuple(dotted.strip().split("."))
     if not equals or not all(path):
-        raise ConfigError(f"{COMMAND_LINE}: {text!r} is not an override; write key.sub_key=value")
+        raise ConfigError(
+            "config.invalid_override",
+            f"{COMMAND_LINE}: {text!r} is not an override; write key.sub_key=value",
+        )
     try:
         return path, _parse(value, COMMAND_LINE)[0]
     except ConfigError as error:
         reason = str(error).partition("not valid YAML: ")[2]
         raise ConfigError(
+            "config.invalid_override",
             f"{COMMAND_LINE}: {dotted}: {without_credentials(value)[:60]!r} is not valid YAML: "
-            f"{reason}"
+            f"{reason}",
         ) from None
 
 
@@ -212,8 +224,9 @@ def lay(
         parent = parent.get(key, {}) if isinstance(parent, dict) else None
     if parent is not None and not isinstance(parent, dict):
         raise ConfigError(
+            "config.invalid_override",
             f"{where}: {'.'.join(keys)}: "
-            f"{'.'.join(keys[:-1])} is a value ({parent!r}), not a section"
+            f"{'.'.join(keys[:-1])} is a value ({parent!r}), not a section",
         )
     _merge(data, nested, origins, dict.fromkeys(_paths(nested), where))
 
@@ -247,8 +260,8 @@ def validate(data: dict[str, Any], schema: type[C], source: str, origins: Origin
     except ValidationError as error:
         own = {key for key in data if origins.get((key,)) != COMMAND_LINE}
         if another := mistaken(own, schema):
-            raise ConfigError(f"{source}: {another}") from None
-        raise ConfigError(explain(error, data, schema, source, origins)) from None
+            raise ConfigError("config.wrong_type", f"{source}: {another}") from None
+        raise ConfigError("config.invalid", explain(error, data, schema, source, origins)) from None
 
 
 def load_config(path: Path | str, overrides: Sequence[str], schema: type[C]) -> C:

@@ -24,13 +24,15 @@ class RunPlan:
         tp, batch = self.config.parallel.tp, self.config.train.global_batch_size
         if self.world_size % tp:
             raise ConfigError(
+                "parallel.indivisible",
                 f"parallel.tp={tp} does not divide the {self.world_size} ranks that were started: "
-                "start a multiple of it, or set a parallel.tp that divides them"
+                "start a multiple of it, or set a parallel.tp that divides them",
             )
         if batch < self.dp:
             raise ConfigError(
+                "parallel.batch_too_small",
                 f"train.global_batch_size={batch} sequences cannot be spread over {self.dp} "
-                f"data-parallel ranks: raise it to at least {self.dp}, or start fewer ranks"
+                f"data-parallel ranks: raise it to at least {self.dp}, or start fewer ranks",
             )
 
     @property

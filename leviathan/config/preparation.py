@@ -8,7 +8,7 @@ from leviathan.config.strict import NonNegativeFloat, Paths, PositiveInt, Strict
 
 
 class HubConfig(Strict):
-    """A data set of the Hugging Face Hub, or a local folder that `datasets` loads."""
+    """A dataset of the Hugging Face Hub, or a local folder that `datasets` loads."""
 
     id: str = Field(description="owner/name, or a folder")
     config: str | None = Field(default=None, description="its configuration, where it has several")
@@ -89,7 +89,7 @@ class PrepConfig(Strict):
     validation: ValidationConfig = Field(default_factory=ValidationConfig)
     tokenizer: str = Field(description="a tiktoken name such as o200k_base, or a .tiktoken file")
     seq_len: PositiveInt = Field(default=512, description="tokens; a row has one more")
-    out: UserPath = Field(description="folder of the data set")
+    out: UserPath = Field(description="folder of the dataset")
     workers: PositiveInt = Field(default=1, description="processes; never changes a byte")
     executor: Literal["local", "ray", "rank"] = Field(
         default="local", description="where: processes here, a Ray cluster, one slice a rank"

@@ -129,7 +129,7 @@ class MdsTokensFormat(Strict):
 
 
 class DataConfig(Strict):
-    """Which data set, and how far apart its rows are shuffled."""
+    """Which dataset, and how far apart its rows are shuffled."""
 
     path: UserPath = Field(description="folder with dataset.json, train/ and val/")
     remote: str | None = Field(
@@ -139,7 +139,7 @@ class DataConfig(Strict):
         default=None, description="of shards kept under `path`, such as 200GB; else all"
     )
     format: MdsTokensFormat | None = Field(
-        default=None, description="for a data set that `leviathan prep` did not make"
+        default=None, description="for a dataset that `leviathan prep` did not make"
     )
     shuffle_window: PositiveInt = Field(default=10_000, description="rows")
 

@@ -62,7 +62,7 @@ class TextConfig(Strict):
     It sets `data.path`, `model.vocab_size`, `model.padded_vocab_size` and `model.seq_len`.
     """
 
-    folder: UserPath = Field(description="corpus, tokenizers and data sets; studies may share it")
+    folder: UserPath = Field(description="corpus, tokenizers and datasets; studies may share it")
     vocab_size: PositiveInt = Field(default=8192, description="byte-level BPE entries")
     seq_len: PositiveInt = Field(default=128, description="tokens")
     max_bytes: PositiveInt = Field(default=10_000_000, description="of text")

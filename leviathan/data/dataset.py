@@ -1,4 +1,4 @@
-"""A data set to train on: one that `leviathan prep` made, or a foreign one with its `format`."""
+"""A dataset to train on: one that `leviathan prep` made, or a foreign one with its `format`."""
 
 import shutil
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class Dataset:
 
 
 def open_dataset(data: DataConfig | Path, seq_len: int | None = None) -> Dataset:
-    """The data set of a run, or the prepared one in a folder.
+    """The dataset of a run, or the prepared one in a folder.
 
     Args:
         data: a run's `data` section, or a folder.

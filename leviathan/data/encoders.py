@@ -2,7 +2,7 @@
 
 gigatoken is several times faster because it remembers the words it has seen. It is used where its
 ids were found to be tiktoken's: a vocabulary cut by a pattern that it knows, tried on texts that
-are hard to cut; and `leviathan.data.prepare.tokenise` goes on comparing while it works.
+are hard to cut; and `leviathan.data.prepare.tokenize` goes on comparing while it works.
 """
 
 import re
@@ -76,20 +76,24 @@ class GigatokenEncoder:
     def __init__(self, tokenizer: Tokenizer) -> None:
         scheme = _SCHEMES.get(tokenizer.pattern)
         if scheme is None:
-            raise DataError("it does not know how this vocabulary cuts texts into words")
+            raise DataError(
+                "encoder.unsupported", "it does not know how this vocabulary cuts texts into words"
+            )
         self._tokenizer, self._scheme = tokenizer, scheme
         self._process = psutil.Process()
         self._begin()
         for text in FIXED_TEXTS:
             if not np.array_equal(self.encode(text), tokenizer.encode_array(text)):
-                raise DataError(f"its ids of {text[:20]!r}… are not tiktoken's")
+                raise DataError(
+                    "encoder.different_ids", f"its ids of {text[:20]!r}… are not tiktoken's"
+                )
 
     def _begin(self) -> None:
         """Makes the encoder, with nothing remembered."""
         try:
             from gigatoken.gigatoken_rs import BPETokenizer
         except ImportError as error:
-            raise DataError(f"it is not installed ({error})") from None
+            raise DataError("encoder.not_installed", f"it is not installed ({error})") from None
         self._encode: Any = None  # free the former one first
         with NamedTemporaryFile(suffix=".tiktoken") as file:
             file.write(self._tokenizer.rank_file)
@@ -97,7 +101,9 @@ class GigatokenEncoder:
             try:
                 self._encode = BPETokenizer.from_tiktoken(file.name, self._scheme, {}).encode
             except Exception as error:  # its own, undocumented
-                raise DataError(f"it refuses the vocabulary: {error}") from None
+                raise DataError(
+                    "encoder.unsupported", f"it refuses the vocabulary: {error}"
+                ) from None
         self._fed, self._size = 0, self._process.memory_info().rss
 
     def encode(self, text: str, content: bytes | None = None) -> np.ndarray:
@@ -167,6 +173,8 @@ def make_encoder(tokenizer: Tokenizer, backend: str = "auto") -> Encoder:
         return GigatokenEncoder(tokenizer)
     except (DataError, UnencodableText) as error:
         if backend == "gigatoken":
-            raise DataError(f"backend gigatoken: {error}; set backend=tiktoken") from None
+            raise DataError(
+                "encoder.unavailable", f"backend gigatoken: {error}; set backend=tiktoken"
+            ) from None
         say(f"warning: encoding with tiktoken, gigatoken cannot be used: {error}", style="yellow")
         return TiktokenEncoder(tokenizer)

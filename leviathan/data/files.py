@@ -17,12 +17,14 @@ def check_folder(folder: Path) -> None:
     """
     there = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
     if not there.is_dir():
-        raise DataError(f"cannot write to {folder}: {there} is not a folder")
+        raise DataError("output.not_writable", f"cannot write to {folder}: {there} is not a folder")
     try:
         with TemporaryFile(dir=there):
             pass
     except OSError as error:
-        raise DataError(f"cannot write to {folder}: {error.strerror}") from None
+        raise DataError(
+            "output.not_writable", f"cannot write to {folder}: {error.strerror}"
+        ) from None
 
 
 def check_file(file: Path) -> None:
@@ -32,7 +34,7 @@ def check_file(file: Path) -> None:
         DataError: it is a folder, or its own folder cannot be written to.
     """
     if file.is_dir():
-        raise DataError(f"cannot write {file}: it is a folder; name a file")
+        raise DataError("output.not_writable", f"cannot write {file}: it is a folder; name a file")
     check_folder(file.parent)
 
 

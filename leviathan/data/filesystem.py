@@ -1,4 +1,4 @@
-"""File systems near and far, through fsspec: `s3://`, `hf://`, `https://`, `file://` …"""
+"""Filesystems near and far, through fsspec: `s3://`, `hf://`, `https://`, `file://` …"""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ _EXTRAS = {
 
 
 def file_system(url: str) -> tuple[Any, str]:
-    """The file system of a URL or a local path, and the path in it.
+    """The filesystem of a URL or a local path, and the path in it.
 
     Raises:
         DataError: it is of no known kind, cannot be reached, or a package for it is missing.
@@ -22,8 +22,9 @@ def file_system(url: str) -> tuple[Any, str]:
 
     if are_hidden(url):
         raise DataError(
+            "url.hidden_credentials",
             f"{url}: {HIDDEN} stands for what was not stored with this configuration: give the URL "
-            "again, with its password or token"
+            "again, with its password or token",
         )
     options: dict[str, Any] = {}
     if url.startswith(("http://", "https://")):
@@ -37,16 +38,21 @@ def file_system(url: str) -> tuple[Any, str]:
     except ImportError as error:
         hint = _EXTRAS.get(protocol)
         raise DataError(
-            f"{url}: reading {protocol}:// needs a package that is not installed: {hint or error}"
+            "url.missing_package",
+            f"{url}: reading {protocol}:// needs a package that is not installed: {hint or error}",
         ) from None
     except ValueError as error:
-        raise DataError(f"{url}: no file system is known for {protocol}:// ({error})") from None
+        raise DataError(
+            "url.unknown_protocol", f"{url}: no filesystem is known for {protocol}:// ({error})"
+        ) from None
     except Exception as error:
-        raise DataError(f"{url}: cannot be reached ({readable_error(error)})") from None
+        raise DataError(
+            "url.unreachable", f"{url}: cannot be reached ({readable_error(error)})"
+        ) from None
 
 
 def readable_error(error: Exception) -> OSError:
-    """What a file system raised (every one has its own) as an error that says something."""
+    """What a filesystem raised (every one has its own) as an error that says something."""
     if isinstance(error, OSError) and error.strerror:
         return error
     return OSError(f"{type(error).__name__}: {error}".rstrip(": "))

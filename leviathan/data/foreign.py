@@ -62,17 +62,19 @@ class ForeignRows(Rows):
         ids = row.tokens[: row.n_valid]
         if row.n_valid not in (self._seq_len, self._seq_len + 1):
             raise DataError(
+                "dataset.wrong_length",
                 f"{self.directory}: row {number} has {row.n_valid:,} ids. With model.seq_len="
                 f"{self._seq_len}, rows of {self._seq_len} or {self._seq_len + 1} can be trained "
                 f"on: set model.seq_len={row.n_valid} or {row.n_valid - 1}, or check data.format"
-                ".dtype"
+                ".dtype",
             )
         wrong = ids[(ids < 0) | (ids >= self._vocab_size)]
         if len(wrong):
             raise DataError(
+                "dataset.invalid_id",
                 f"{self.directory}: row {number} holds the id {wrong[0]}, but "
                 f"{self._form.tokenizer} has {self._vocab_size:,} ids: check data.format "
-                "(dtype, tokenizer, vocab_size)"
+                "(dtype, tokenizer, vocab_size)",
             )
         padding = self._seq_len + 1 - row.n_valid
         return Row(
@@ -107,24 +109,35 @@ class _ForeignShard(ShardFile):
     def __init__(self, path: Path, entry: ShardEntry, form: MdsTokensFormat) -> None:
         if form.column not in entry.column_names:
             raise DataError(
+                "dataset.no_column",
                 f"{path}: no column {form.column!r} (columns: {', '.join(entry.column_names)}): "
-                "set data.format.column"
+                "set data.format.column",
             )
         self._sizes = entry.column_sizes
         self._column = entry.column_names.index(form.column)
         kind, *self._encoding = entry.column_encodings[self._column].split(":")
         known = self._encoding[0] if self._encoding and self._encoding[0] else None
         if kind not in ("bytes", "ndarray"):
-            raise DataError(f"{path}: column {form.column!r} is {kind}, expected bytes or ndarray")
+            raise DataError(
+                "dataset.wrong_column_type",
+                f"{path}: column {form.column!r} is {kind}, expected bytes or ndarray",
+            )
         if kind == "bytes" and form.dtype is None:
-            raise DataError(f"{path}: column {form.column!r} is plain bytes: set data.format.dtype")
+            raise DataError(
+                "dataset.no_dtype",
+                f"{path}: column {form.column!r} is plain bytes: set data.format.dtype",
+            )
         if known and known not in _VALUE_DTYPES.values():
             raise DataError(
+                "dataset.wrong_column_type",
                 f"{path}: column {form.column!r} has the type {known}, but ids are integers "
-                f"(expected {', '.join(_VALUE_DTYPES.values())}): set data.format.column"
+                f"(expected {', '.join(_VALUE_DTYPES.values())}): set data.format.column",
             )
         if known and form.dtype and known != form.dtype:
-            raise DataError(f"{path}: data.format.dtype is {form.dtype}, the column is {known}")
+            raise DataError(
+                "dataset.wrong_column_type",
+                f"{path}: data.format.dtype is {form.dtype}, the column is {known}",
+            )
         self._kind, self._dtype = kind, known or form.dtype
         super().__init__(path, entry.samples)
 
@@ -204,14 +217,16 @@ def split_folders(path: Path) -> dict[str, Path]:
         below = [name for name in ("train", *_VALIDATION_NAMES) if (path / name).is_dir()]
         if inside := [name for name in below if (path / name / "index.json").is_file()]:
             raise DataError(
+                "dataset.ambiguous",
                 f"{path}: index.json is beside {' and '.join(f'{n}/index.json' for n in inside)}: "
                 "it is unclear which samples are for training. Remove the index.json above these "
-                "folders, or set data.path to one of them"
+                "folders, or set data.path to one of them",
             )
         return {"train": path}
     if not (path / "train" / "index.json").is_file():
         raise DataError(
-            f"{path} is no MDS set: there is neither index.json nor train/index.json in it"
+            "dataset.not_found",
+            f"{path} is no MDS set: there is neither index.json nor train/index.json in it",
         )
     found = {"train": path / "train"}
     for name in _VALIDATION_NAMES:

@@ -127,7 +127,9 @@ class ForeignShards:
         self.folder, self._cache = folder, cache
         self.entries = read_index_json(folder / "index.json", ShardEntry)
         if not sum(entry.samples for entry in self.entries):
-            raise DataError(f"{folder / 'index.json'} lists no rows: the dataset is empty")
+            raise DataError(
+                "dataset.empty", f"{folder / 'index.json'} lists no rows: the dataset is empty"
+            )
         self._index_digest = hashlib.sha256((folder / "index.json").read_bytes()).hexdigest()
         self._verified: set[int] = set()  # shards in the cache that this process has hashed
         for entry in self.entries:
@@ -163,11 +165,16 @@ class ForeignShards:
         for number, entry in enumerate(self.entries):
             file = self.file(number)
             if problem := _difference(file, entry.raw_data):
-                raise DataError(f"{file}: this shard is damaged: {problem}: copy it again")
+                raise DataError(
+                    "shard.corrupt", f"{file}: this shard is damaged: {problem}: copy it again"
+                )
             if not entry.raw_data.hashes and entry.zip_data and entry.zip_data.hashes:
                 packed = self.folder / entry.zip_data.basename
                 if packed.is_file() and (problem := _difference(packed, entry.zip_data)):
-                    raise DataError(f"{packed}: this shard is damaged: {problem}: copy it again")
+                    raise DataError(
+                        "shard.corrupt",
+                        f"{packed}: this shard is damaged: {problem}: copy it again",
+                    )
         # The hash of a compressed file says nothing about the unpacked file in the cache.
         return sum(not entry.raw_data.hashes for entry in self.entries)
 
@@ -177,24 +184,27 @@ class ForeignShards:
         path = self.folder / file.basename
         if not path.is_file():
             if entry.zip_data is None or not (self.folder / entry.zip_data.basename).is_file():
-                raise DataError(f"{path}: this shard is missing: copy it again")
+                raise DataError("shard.missing", f"{path}: this shard is missing: copy it again")
             file = entry.zip_data
             path = self.folder / file.basename
             if entry.packing not in _UNPACKERS:
                 raise DataError(
+                    "shard.unsupported_compression",
                     f"{path}: the compression {entry.packing!r} is not supported: write the shards "
-                    f"with {', '.join(_UNPACKERS)} or without compression"
+                    f"with {', '.join(_UNPACKERS)} or without compression",
                 )
             if self._cache is None:
                 raise DataError(
-                    f"{path} is compressed: set data.format.cache to a folder for unpacked shards"
+                    "dataset.no_cache",
+                    f"{path} is compressed: set data.format.cache to a folder for unpacked shards",
                 )
         size = path.stat().st_size
         if size != file.bytes:
             kind = "truncated" if size < file.bytes else "damaged"
             raise DataError(
+                "shard.corrupt",
                 f"{path}: {kind}: this shard has {size:,} bytes, index.json says {file.bytes:,}: "
-                "copy it again"
+                "copy it again",
             )
         return path, file
 
@@ -276,16 +286,21 @@ def _unpack(packed: Path, raw: Path, entry: ShardEntry) -> None:
         if size != entry.raw_data.bytes:
             kind = "truncated" if size < entry.raw_data.bytes else "damaged"
             raise DataError(
+                "shard.corrupt",
                 f"{packed}: {kind}: it does not unpack to the {entry.raw_data.bytes:,} bytes that "
-                "index.json states: copy it again"
+                "index.json states: copy it again",
             )
         if problem := of_packed.difference():
-            raise DataError(f"{packed}: damaged: {problem}: copy it again")
+            raise DataError("shard.corrupt", f"{packed}: damaged: {problem}: copy it again")
         if problem := of_raw.difference():
-            raise DataError(f"{packed}: damaged: unpacked, {problem}: copy it again")
+            raise DataError(
+                "shard.corrupt", f"{packed}: damaged: unpacked, {problem}: copy it again"
+            )
         temporary.replace(raw)
     except OSError as error:
-        raise DataError(f"{packed}: cannot be unpacked to {raw}: {error.strerror}") from None
+        raise DataError(
+            "shard.not_unpacked", f"{packed}: cannot be unpacked to {raw}: {error.strerror}"
+        ) from None
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -308,7 +323,7 @@ def _damage_named(packed: Path) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise DataError(f"{packed}: damaged ({error}): copy it again") from None
+        raise DataError("shard.corrupt", f"{packed}: damaged ({error}): copy it again") from None
 
 
 class _Tee:

@@ -1,13 +1,13 @@
-"""What a prepared data set looks like on disk.
+"""What a prepared dataset looks like on disk.
 
-    dataset.json            everything below, written last: a folder without it is no data set
+    dataset.json            everything below, written last: a folder without it is no dataset
     train/ val/             MDS shards of rows, each with its index.json
     token_counts.npy        int64 [vocab_size]: how often each id occurs in the training split
     tokenizer.tiktoken, tokenizer.meta.json
     rejects.jsonl           quarantined lines, if there were any
 
 A split is one long stream of ids: every document's, each followed by the end-of-text id. Row i
-holds the `seq_len + 1` ids from `i * seq_len` on, so neighbours overlap by one and every id but the
+holds the `seq_len + 1` ids from `i * seq_len` on, so neighbors overlap by one and every id but the
 stream's first is a target exactly once. The last row is padded with end-of-text, which `n_valid`
 tells apart. Columns of a row:
 
@@ -99,7 +99,7 @@ class SourceInfo(_Record):
 
 
 class DatasetInfo(_Record):
-    """`dataset.json`: what a data set holds and what it was made of.
+    """`dataset.json`: what a dataset holds and what it was made of.
 
     `fingerprint` covers the ids and their order, not where or how they were made; it seeds the
     order of training. `config` leaves out what changes no byte: `out`, `workers`, `executor`.
@@ -158,14 +158,19 @@ class DatasetInfo(_Record):
             content = json.loads(path.read_bytes())
             version = content["format_version"]
         except (FileNotFoundError, NotADirectoryError):
-            raise DataError(_why_missing(directory)) from None
+            raise DataError("dataset.not_found", _why_missing(directory)) from None
         except OSError as error:
-            raise DataError(f"{path} cannot be read: {error.strerror}") from None
+            raise DataError(
+                "dataset.unreadable", f"{path} cannot be read: {error.strerror}"
+            ) from None
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise DataError(f"{path} is damaged ({error}): prepare the data set again") from None
+            raise DataError(
+                "dataset.corrupt", f"{path} is damaged ({error}): prepare the dataset again"
+            ) from None
         if version != FORMAT_VERSION:
             raise DataError(
-                f"{path}: format version {version}, this program reads {FORMAT_VERSION}"
+                "dataset.other_version",
+                f"{path}: format version {version}, this program reads {FORMAT_VERSION}",
             )
         try:
             info = cls.model_validate(content)
@@ -175,18 +180,21 @@ class DatasetInfo(_Record):
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
             problem = f"{where}: {first['msg']}".removeprefix(": ")
-            raise DataError(f"{path} is damaged ({problem}): prepare the data set again") from None
+            raise DataError(
+                "dataset.corrupt", f"{path} is damaged ({problem}): prepare the dataset again"
+            ) from None
 
     def split(self, name: str) -> SplitInfo:
         """The named split.
 
         Raises:
-            DataError: the data set has no such split.
+            DataError: the dataset has no such split.
         """
         if name not in self.splits:
             raise DataError(
-                f"the data set has no {name!r} split (it has {', '.join(self.splits)}); set "
-                "validation.paths or validation.fraction and prepare it again"
+                "dataset.no_split",
+                f"the dataset has no {name!r} split (it has {', '.join(self.splits)}); set "
+                "validation.paths or validation.fraction and prepare it again",
             )
         return self.splits[name]
 
@@ -220,22 +228,24 @@ class DatasetInfo(_Record):
 def _check_tokenizer(directory: Path, info: DatasetInfo) -> None:
     path, ranks = directory / "tokenizer.meta.json", directory / "tokenizer.tiktoken"
     if not ranks.is_file():
-        raise DataError(f"{ranks}: missing: copy the tokenizer files again")
+        raise DataError("tokenizer.not_found", f"{ranks}: missing: copy the tokenizer files again")
     try:
         meta = json.loads(path.read_bytes())
         found, end_of_text = meta["fingerprint"], meta["special_tokens"]["<|endoftext|>"]
         end_of_text = meta.get("end_of_text", end_of_text)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: missing or damaged ({error})") from None
+        raise DataError("tokenizer.corrupt", f"{path}: missing or damaged ({error})") from None
     if found != info.tokenizer.fingerprint:
         raise DataError(
-            f"{path} does not fit the data set, whose ids are of {info.tokenizer.name} with "
-            f"fingerprint {info.tokenizer.fingerprint[:12]}…: copy the tokenizer files again"
+            "tokenizer.mismatch",
+            f"{path} does not fit the dataset, whose ids are of {info.tokenizer.name} with "
+            f"fingerprint {info.tokenizer.fingerprint[:12]}…: copy the tokenizer files again",
         )
     if end_of_text != info.tokenizer.end_of_text:
         raise DataError(
+            "dataset.corrupt",
             f"{directory / DATASET_FILE} is damaged: end_of_text is {info.tokenizer.end_of_text}, "
-            f"the tokenizer's is {end_of_text}"
+            f"the tokenizer's is {end_of_text}",
         )
 
 
@@ -243,14 +253,14 @@ def _why_missing(directory: Path) -> str:
     if directory.exists() and not directory.is_dir():
         return f"{directory} is not a folder: give the folder that `leviathan prep` made"
     if not directory.is_dir():
-        return f"no data set at {directory}: there is no such folder (run `leviathan prep` first)"
+        return f"no dataset at {directory}: there is no such folder (run `leviathan prep` first)"
     if slices := sorted((directory / WORK_FOLDER).glob(SLICE_MARK.format(rank="*", world="*"))):
         done = ", ".join(mark.name.replace("-", " ") for mark in slices[:5])
         done += f" and {len(slices) - 5} more" if slices[5:] else ""
         return (
-            f"{directory} holds no data set yet, but finished work ({done}): when all slices are "
+            f"{directory} holds no dataset yet, but finished work ({done}): when all slices are "
             f"done, run `leviathan data merge {directory} [the other slices' folders]`"
         )
     if (directory / WORK_FOLDER).exists():
-        return f"the data set at {directory} is unfinished: run the same `leviathan prep` again"
-    return f"{directory} is no data set: {DATASET_FILE} is missing (run `leviathan prep` first)"
+        return f"the dataset at {directory} is unfinished: run the same `leviathan prep` again"
+    return f"{directory} is no dataset: {DATASET_FILE} is missing (run `leviathan prep` first)"

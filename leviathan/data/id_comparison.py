@@ -63,7 +63,8 @@ def compare_ids(tokenizer: Tokenizer, encode_batch: EncodeBatch, other: str) -> 
     at = next((at for at, (a, b) in pairs if a != b), min(len(own), len(their)))
     begin = max(0, len(tokenizer.decode(own[:at])) - 10)
     raise DataError(
+        "tokenizer.different_ids",
         f"the ids of {len(different):,} of {len(texts):,} texts differ from those of {other}; the "
         f"first difference is at {texts[number][begin : begin + 40]!r}: {other} gives "
-        f"{their[at : at + _IDS_SHOWN]}, this tokenizer {own[at : at + _IDS_SHOWN]}"
+        f"{their[at : at + _IDS_SHOWN]}, this tokenizer {own[at : at + _IDS_SHOWN]}",
     )

@@ -51,7 +51,7 @@ class ShardEntry(BaseModel):
 
 
 def columns(seq_len: int, dtype: str) -> dict[str, str]:
-    """MDS column → encoding of a data set with rows of `seq_len` + 1 ids."""
+    """MDS column → encoding of a dataset with rows of `seq_len` + 1 ids."""
     return OTHER_COLUMNS | {"tokens": f"ndarray:{dtype}:{seq_len + 1}"}
 
 
@@ -108,7 +108,9 @@ class Rows:
             return self._open(shard).row(index)
         except (ValueError, LookupError, TypeError) as error:
             file = self.directory / self._file_name(shard)
-            raise DataError(f"{file}: row {index} is damaged ({error}): copy it again") from None
+            raise DataError(
+                "shard.corrupt", f"{file}: row {index} is damaged ({error}): copy it again"
+            ) from None
 
     def shards_of(self, numbers: Sequence[int] | np.ndarray) -> list[int]:
         """The shards in which these rows lie, in rising order."""
@@ -138,23 +140,24 @@ def read_index(split_dir: Path, complete: bool = True) -> list[ShardEntry]:
     path = split_dir / "index.json"
     shards = read_index_json(path, ShardEntry)
     if not shards:
-        raise DataError(f"{path} lists no shards: the data set is empty")
+        raise DataError("dataset.empty", f"{path} lists no shards: the dataset is empty")
     for shard in shards if complete else ():
         file, size = split_dir / shard.raw_data.basename, shard.raw_data.bytes
         if not file.is_file():
             packed = next(file.parent.glob(f"{file.name}.*"), None)
             hint = f"only {packed.name} is there: unpack it" if packed else "copy it again"
-            raise DataError(f"{file}: this shard is missing; {hint}")
+            raise DataError("shard.missing", f"{file}: this shard is missing; {hint}")
         if file.stat().st_size != size:
             raise DataError(
+                "shard.corrupt",
                 f"{file}: this shard has {file.stat().st_size:,} bytes instead of {size:,} "
-                "(truncated?): copy or prepare the data set again"
+                "(truncated?): copy or prepare the dataset again",
             )
     return shards
 
 
 def open_split(data: Path, info: DatasetInfo, name: str) -> Rows:
-    """The rows of a data set's split, once its index and dataset.json are known to agree.
+    """The rows of a dataset's split, once its index and dataset.json are known to agree.
 
     Raises:
         DataError: no such split, they disagree, or as `Rows`.
@@ -173,14 +176,17 @@ def check_split(rows: Rows, info: DatasetInfo, name: str) -> None:
     """
     split = info.split(name)
     if len(rows) != split.rows:
-        raise DataError(f"{rows.directory}: {len(rows)} rows, dataset.json says {split.rows}")
+        raise DataError(
+            "dataset.corrupt", f"{rows.directory}: {len(rows)} rows, dataset.json says {split.rows}"
+        )
     wanted = columns(info.seq_len, info.dtype)
     for shard in rows.shards:
         found = dict(zip(shard.column_names, shard.column_encodings, strict=False))
         if found != wanted:
             raise DataError(
+                "dataset.corrupt",
                 f"{rows.directory}: {shard.raw_data.basename} has the columns {found}, but "
-                f"seq_len and dtype in dataset.json ask for {wanted}"
+                f"seq_len and dtype in dataset.json ask for {wanted}",
             )
 
 
@@ -197,7 +203,9 @@ class ShardFile:
         self._file = path.open("rb", buffering=0)
         rows = int.from_bytes(self._read(0, 4), "little")
         if rows != samples:
-            raise DataError(f"{path}: holds {rows} rows, index.json says {samples}")
+            raise DataError(
+                "shard.corrupt", f"{path}: holds {rows} rows, index.json says {samples}"
+            )
         self._offsets = np.frombuffer(self._read(4, 4 * (rows + 2)), np.uint32)
 
     def bytes_of(self, index: int) -> bytes:
@@ -221,7 +229,10 @@ class _Shard(ShardFile):
         tokens = found.get("tokens", "").split(":")
         others = {name: kind for name, kind in found.items() if name != "tokens"}
         if tokens[0] != "ndarray" or len(tokens) != 3 or others != OTHER_COLUMNS:
-            raise DataError(f"{path}: not written by `leviathan prep` (columns {found})")
+            raise DataError(
+                "shard.unknown_columns",
+                f"{path}: not written by `leviathan prep` (columns {found})",
+            )
         self._dtype, self._width = np.dtype(tokens[1]), int(tokens[2])
         super().__init__(path, entry.samples)
 
@@ -278,11 +289,13 @@ def read_shard(path: Path, seq_len: int, dtype: str) -> ShardContent:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
+        raise DataError("shard.unreadable", f"{path}: cannot be read ({error.strerror})") from None
     try:
         return _parse_shard(data, seq_len, np.dtype(dtype))
     except (ValueError, IndexError) as error:
-        raise DataError(f"{path}: damaged ({error}): copy or prepare it again") from None
+        raise DataError(
+            "shard.corrupt", f"{path}: damaged ({error}): copy or prepare it again"
+        ) from None
 
 
 def _parse_shard(data: bytes, seq_len: int, dtype: np.dtype) -> ShardContent:

@@ -32,7 +32,7 @@ class ShardRows:
     """The rows of one shard.
 
     Attributes:
-        ids: uint16 or uint32 [rows * seq_len + 1], the stretch of the stream, padded; neighbouring
+        ids: uint16 or uint32 [rows * seq_len + 1], the stretch of the stream, padded; neighboring
             rows overlap by one id.
         n_valid: int64 [rows].
         first_document: int64 [rows].

@@ -16,7 +16,7 @@ class RowOrder:
 
     Args:
         shard_rows: int64 [shards], rows in each shard.
-        fingerprint: of the data set.
+        fingerprint: of the dataset.
         seed: another seed is another order.
         window: rows shuffled together.
     """

@@ -1,4 +1,4 @@
-"""A data set that lies elsewhere: shards are fetched when needed, into a folder of bounded size.
+"""A dataset that lies elsewhere: shards are fetched when needed, into a folder of bounded size.
 
 All ranks of a machine share the folder, and so may runs. Whoever has a shard open holds a lock on
 it, which keeps it from being removed, and which the system drops when a process dies: nothing is
@@ -35,7 +35,7 @@ _BESIDE = 2  # shards wanted beside those of one shuffle window: the window's ed
 
 
 class ShardCache:
-    """The local folder of a data set at `url`.
+    """The local folder of a dataset at `url`.
 
     Args:
         url: a folder that `leviathan prep` wrote, anywhere fsspec reaches.
@@ -48,28 +48,32 @@ class ShardCache:
         self._fs, self._root = file_system(self._url)
 
     def open(self) -> DatasetInfo:
-        """Fetches everything but the shards, and says what the data set is.
+        """Fetches everything but the shards, and says what the dataset is.
 
         Raises:
-            DataError: it is not there or damaged, or the folder is not this data set's cache.
+            DataError: it is not there or damaged, or the folder is not this dataset's cache.
         """
         mark, here = self.folder / _MARK, self.folder / DATASET_FILE
         if not mark.exists() and self.folder.is_dir() and any(self.folder.iterdir()):
             raise DataError(
+                "cache.not_empty",
                 f"{self.folder} is not empty and no cache: with data.remote, data.path names a "
-                "folder of its own, from which old shards are removed"
+                "folder of its own, from which old shards are removed",
             )
         try:
             content = self._read(DATASET_FILE)
         except OSError as error:
             if not here.is_file():
-                raise DataError(f"{self._url}/{DATASET_FILE}: {error}: no data set there") from None
+                raise DataError(
+                    "dataset.not_found", f"{self._url}/{DATASET_FILE}: {error}: no dataset there"
+                ) from None
             say(f"{self._url} cannot be reached ({error}): going on with {self.folder}", "yellow")
             return DatasetInfo.load(self.folder)
         if here.is_file() and here.read_bytes() != content:
             raise DataError(
-                f"{self.folder} holds shards of another data set than {self._url}: choose another "
-                "data.path, or remove that folder"
+                "cache.other_dataset",
+                f"{self.folder} holds shards of another dataset than {self._url}: choose another "
+                "data.path, or remove that folder",
             )
         for split in ("train", "val"):
             (self.folder / split).mkdir(parents=True, exist_ok=True)
@@ -108,9 +112,10 @@ class ShardCache:
         least = spanned * max(shard.raw_data.bytes for shard in shards)
         if self._limit < least:
             raise DataError(
+                "cache.limit_too_small",
                 f"data.cache_limit is {self._limit / 1e6:,.1f} MB, but {spanned} shards lie within "
                 f"reach of a shuffle window of {window:,} rows: raise it to {least / 1e6:,.1f} MB, "
-                "or lower data.shuffle_window"
+                "or lower data.shuffle_window",
             )
 
     def at_once(self, shard_bytes: int) -> int:
@@ -160,10 +165,12 @@ class ShardCache:
             if into.tell() == wanted.bytes and digest.hexdigest() == wanted.hashes.sha256:
                 return
             reason = f"{into.tell():,} bytes that are not the {wanted.bytes:,} of index.json"
-        raise DataError(f"{self._url}/{name}: this shard cannot be fetched ({reason})")
+        raise DataError(
+            "shard.not_fetched", f"{self._url}/{name}: this shard cannot be fetched ({reason})"
+        )
 
     def _blocks(self, name: str) -> Iterator[bytes]:
-        """The content of a file; what the file system raises comes as ConnectionError."""
+        """The content of a file; what the filesystem raises comes as ConnectionError."""
         try:
             with self._fs.open(f"{self._root}/{name}", "rb") as far:
                 while block := far.read(_BLOCK):

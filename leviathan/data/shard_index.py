@@ -56,16 +56,21 @@ def read_index_json(path: Path, entry: type[Entry]) -> list[Entry]:
         entries: Any = dict[Literal["shards"], list[entry]]  # pyright: ignore
         shards = TypeAdapter(entries).validate_python({"shards": content["shards"]})["shards"]
     except OSError as error:
-        raise DataError(f"{path}: {error.strerror}: the dataset is incomplete") from None
+        raise DataError(
+            "dataset.incomplete", f"{path}: {error.strerror}: the dataset is incomplete"
+        ) from None
     except ValidationError as error:
-        raise DataError(_explain(path, error.errors()[0])) from None
+        raise DataError("dataset.corrupt", _explain(path, error.errors()[0])) from None
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise DataError(f"{path} is empty or damaged: copy or prepare the dataset again") from None
+        raise DataError(
+            "dataset.corrupt", f"{path} is empty or damaged: copy or prepare the dataset again"
+        ) from None
     names = Counter(file.basename for shard in shards for file in _files(shard))
     if twice := [name for name, count in names.items() if count > 1]:
         raise DataError(
+            "dataset.corrupt",
             f"{path} lists the shard {twice[0]} {names[twice[0]]} times: write the index again; "
-            "if several folders were merged, include the folder of each shard in its basename"
+            "if several folders were merged, include the folder of each shard in its basename",
         )
     return shards
 

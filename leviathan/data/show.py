@@ -1,4 +1,4 @@
-"""A data set for eyes: `leviathan data info` and `leviathan data show`."""
+"""A dataset for eyes: `leviathan data info` and `leviathan data show`."""
 
 from pathlib import Path
 from typing import Any
@@ -97,13 +97,14 @@ def show_rows(directory: Path, split: str, first: int, count: int) -> dict[str, 
         and last id are in the row.
 
     Raises:
-        DataError: no such data set, split or row.
+        DataError: no such dataset, split or row.
     """
     info, tokenizer = DatasetInfo.load(directory), load_tokenizer(directory)
     rows = open_split(directory, info, split)
     if not 0 <= first < len(rows):
         raise DataError(
-            f"{directory / split} has rows 0 to {len(rows) - 1:,}, there is no row {first:,}"
+            "data.no_sample",
+            f"{directory / split} has rows 0 to {len(rows) - 1:,}, there is no row {first:,}",
         )
     numbers = range(first, min(first + count, len(rows)))
     found = []
@@ -120,7 +121,10 @@ def _describe(
     cuts = np.flatnonzero(ids == end) + 1
     pieces = [piece for piece in np.split(ids, cuts) if len(piece)]
     if len(pieces) > len(row.subsets) or row.subsets.max(initial=0) >= len(info.subsets):
-        raise DataError("the row's subsets do not fit its documents: run `leviathan data verify`")
+        raise DataError(
+            "dataset.corrupt",
+            "the row's subsets do not fit its documents: run `leviathan data verify`",
+        )
     # The first id of a row is the last one of the row before; its document began there, unless
     # what is before it there is another document's end.
     starts = before is None or before.tokens[-2] == end

@@ -64,14 +64,14 @@ class TrainStream:
     """The training rows in their seeded order, batch by batch.
 
     Args:
-        data: a data set, or the folder of a prepared one.
+        data: a dataset, or the folder of a prepared one.
         seed: of the order.
         shuffle_window: rows shuffled together.
         global_batch_size: rows a step, over all ranks.
         micro_batch_size: rows of one micro-batch at most.
 
     Raises:
-        DataError: the data set is missing or damaged, or smaller than one batch.
+        DataError: the dataset is missing or damaged, or smaller than one batch.
     """
 
     def __init__(
@@ -148,21 +148,23 @@ def eval_batches(
 
 
 def check_fits(info: DatasetInfo, model: ModelConfig, global_batch_size: int) -> None:
-    """Refuses a data set that this model cannot be trained on.
+    """Refuses a dataset that this model cannot be trained on.
 
     Raises:
         DataError: another vocabulary or sequence length, or fewer rows than one batch.
     """
     if model.vocab_size != info.vocab_size:
         raise DataError(
-            f"model.vocab_size is {model.vocab_size:,}, but the data set was tokenised with "
+            "data.vocab_size_mismatch",
+            f"model.vocab_size is {model.vocab_size:,}, but the dataset was tokenized with "
             f"{info.tokenizer.name}, which has {info.vocab_size:,} ids: set "
-            f"model.vocab_size={info.vocab_size}, or prepare the data with the right tokenizer"
+            f"model.vocab_size={info.vocab_size}, or prepare the data with the right tokenizer",
         )
     if model.seq_len != info.seq_len:
         raise DataError(
-            f"model.seq_len is {model.seq_len}, but the rows of the data set have {info.seq_len} "
-            f"targets: set model.seq_len={info.seq_len}, or prepare the data with that seq_len"
+            "data.seq_len_mismatch",
+            f"model.seq_len is {model.seq_len}, but the rows of the dataset have {info.seq_len} "
+            f"targets: set model.seq_len={info.seq_len}, or prepare the data with that seq_len",
         )
     _check_batch(info, global_batch_size)
 
@@ -171,8 +173,9 @@ def _check_batch(info: DatasetInfo, global_batch_size: int) -> None:
     rows = info.split("train").rows
     if rows < global_batch_size:
         raise DataError(
-            f"the data set has {rows} training rows, fewer than one batch of "
-            f"train.global_batch_size={global_batch_size}: use a smaller batch or more text"
+            "data.too_few_samples",
+            f"the dataset has {rows} training rows, fewer than one batch of "
+            f"train.global_batch_size={global_batch_size}: use a smaller batch or more text",
         )
 
 
@@ -201,20 +204,24 @@ class _BatchMaker:
                 index = np.zeros(row.n_valid, np.int64)
                 np.cumsum(ids[:-1] == end, out=index[1:])
                 if index[-1] >= len(row.subsets):
-                    raise DataError(f"{rows.directory}: row {number} is damaged: copy it again")
+                    raise DataError(
+                        "shard.corrupt", f"{rows.directory}: row {number} is damaged: copy it again"
+                    )
                 documents[place, : row.n_valid] = row.first_document + index
                 subsets[place, : row.n_valid] = row.subsets[index]
         inputs, targets = tokens[:, :-1], tokens[:, 1:]
         largest = int(tokens.max())
         if largest >= self._info.vocab_size:
             raise DataError(
+                "shard.corrupt",
                 f"{rows.directory}: id {largest} in rows {list(numbers)} is beyond the vocabulary "
-                f"of {self._info.vocab_size}: the shard is damaged or of another data set"
+                f"of {self._info.vocab_size}: the shard is damaged or of another dataset",
             )
         if subsets.max() >= len(self._info.subsets):
             raise DataError(
+                "shard.corrupt",
                 f"{rows.directory}: rows {list(numbers)} are of more subsets than the "
-                f"{len(self._info.subsets)} that dataset.json names: one of them is damaged"
+                f"{len(self._info.subsets)} that dataset.json names: one of them is damaged",
             )
         is_target = np.arange(1, shape[1]) < valid
         unique, inverse = _distinct(inputs, self._info.vocab_size)

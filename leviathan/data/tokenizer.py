@@ -51,10 +51,7 @@ _BAD_LINES_NAMED = 3
 
 
 class UnencodableText(DataError):
-    """A text that tiktoken cannot cut into words."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"tiktoken cannot encode this text: {reason}")
+    """A text that tiktoken cannot encode."""
 
 
 class Tokenizer:
@@ -75,7 +72,9 @@ class Tokenizer:
         self.ranks: dict[bytes, int] = encoding._mergeable_ranks
         self.special_tokens: dict[str, int] = dict(encoding._special_tokens)
         if END_OF_TEXT not in self.special_tokens:
-            raise DataError(f"tokenizer {self.name} has no {END_OF_TEXT} token")
+            raise DataError(
+                "tokenizer.no_end_of_text", f"tokenizer {self.name} has no {END_OF_TEXT} token"
+            )
         self.end_of_text = self.special_tokens[END_OF_TEXT] if end_of_text is None else end_of_text
         self.vocab_size: int = encoding.n_vocab
         self._prefix_token: int | None = None
@@ -112,7 +111,9 @@ class Tokenizer:
         try:
             return self._encoding.encode_to_numpy(text, disallowed_special=())
         except ValueError as error:
-            raise UnencodableText(str(error)) from None
+            raise UnencodableText(
+                "record.unencodable", f"tiktoken cannot encode this text: {error}"
+            ) from None
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of `ids`; bytes that are no valid UTF-8 become U+FFFD."""
@@ -173,15 +174,17 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
         near = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"tiktoken knows {', '.join(known)}"
         raise DataError(
+            "tokenizer.not_found",
             f"tokenizer {name!r} is no tiktoken name, .tiktoken file or folder with {RANKS_FILE}; "
-            f"{hint}"
+            f"{hint}",
         )
     try:
         return Tokenizer(tiktoken.get_encoding(name))
     except (OSError, ValueError) as error:  # requests' errors are OSErrors; a bad hash a ValueError
         raise DataError(
+            "tokenizer.not_loaded",
             f"tiktoken could not load {name}: {error}. Without a network, point TIKTOKEN_CACHE_DIR "
-            "at a folder that holds its cached file."
+            "at a folder that holds its cached file.",
         ) from None
 
 
@@ -192,7 +195,10 @@ def _load_file(path: Path) -> Tokenizer:
     meta = _read_meta(meta_path)
     found = _fingerprint(_dump_ranks(ranks), meta["pattern"], meta["special_tokens"])
     if meta.get("fingerprint", found) != found:
-        raise DataError(f"{path} is not the vocabulary that {meta_path} describes (fingerprint)")
+        raise DataError(
+            "tokenizer.mismatch",
+            f"{path} is not the vocabulary that {meta_path} describes (fingerprint)",
+        )
     return _make(ranks, meta, meta_path)
 
 
@@ -213,12 +219,13 @@ def _load_published(path: Path, ranks: dict[bytes, int], meta_path: Path) -> Tok
             "special_tokens": {END_OF_TEXT: max(ranks.values()) + 1},
         }
         raise DataError(
+            "tokenizer.no_description",
             f"{path}: a rank file does not contain its split pattern and special tokens, "
             f"{meta_path} does not exist, and the ranks do not match any published tiktoken "
             f"encoding ({names}). Write {meta_path}, a JSON object with the keys `name`, `pattern` "
             "(the regular expression, or the name of a tiktoken encoding with the same pattern) "
             f"and `special_tokens` (name → id, including {END_OF_TEXT}). For a file of an "
-            f"earlier `leviathan tokenizer train`: {json.dumps(example)}"
+            f"earlier `leviathan tokenizer train`: {json.dumps(example)}",
         )
     return _make(ranks, {**vars(known), "special_tokens": dict(known.special_tokens)}, path)
 
@@ -228,26 +235,33 @@ def _read_meta(path: Path) -> dict[str, Any]:
     try:
         meta = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise DataError(f"{path}: damaged tokenizer description ({error!r})") from None
+        raise DataError(
+            "tokenizer.corrupt", f"{path}: damaged tokenizer description ({error!r})"
+        ) from None
     if not isinstance(meta, dict):
-        raise DataError(f"{path}: expected a JSON object, found {meta!r:.40}")
+        raise DataError("tokenizer.corrupt", f"{path}: expected a JSON object, found {meta!r:.40}")
     for key in _META_KEYS:
         if key not in meta:
-            raise DataError(f"{path}: damaged tokenizer description: the key {key!r} is missing")
+            raise DataError(
+                "tokenizer.corrupt",
+                f"{path}: damaged tokenizer description: the key {key!r} is missing",
+            )
     for key in meta.keys() - {*_META_KEYS, *_OPTIONAL_META_KEYS}:
         raise DataError(
+            "tokenizer.unknown_key",
             f"{path}: unknown key {key!r}: expected {', '.join(_META_KEYS)} and, optionally, "
-            f"{', '.join(_OPTIONAL_META_KEYS)}"
+            f"{', '.join(_OPTIONAL_META_KEYS)}",
         )
     special, end = meta["special_tokens"], meta.get("end_of_text", 0)
     ids = [*special.values(), end] if isinstance(special, dict) else []
     if not ids or any(type(id) is not int or not 0 <= id < 1 << 32 for id in ids):
         raise DataError(
+            "tokenizer.corrupt",
             f"{path}: special_tokens must map names to ids, and end_of_text must be an id; "
-            f"found {special!r:.80}, {end!r:.20}"
+            f"found {special!r:.80}, {end!r:.20}",
         )
     if not (isinstance(meta["name"], str) and isinstance(meta["pattern"], str)):
-        raise DataError(f"{path}: name and pattern must be strings")
+        raise DataError("tokenizer.corrupt", f"{path}: name and pattern must be strings")
     return meta | {"pattern": PATTERNS.get(meta["pattern"], meta["pattern"])}
 
 
@@ -256,7 +270,10 @@ def _make(ranks: dict[bytes, int], meta: dict[str, Any], path: Path) -> Tokenize
     taken = set(ranks.values())
     for name, id in meta["special_tokens"].items():
         if id in taken:
-            raise DataError(f"{path}: special_tokens: the id {id} of {name!r} is already used")
+            raise DataError(
+                "tokenizer.duplicate_id",
+                f"{path}: special_tokens: the id {id} of {name!r} is already used",
+            )
         taken.add(id)
     try:
         encoding = tiktoken.Encoding(
@@ -266,12 +283,15 @@ def _make(ranks: dict[bytes, int], meta: dict[str, Any], path: Path) -> Tokenize
             special_tokens=meta["special_tokens"],
         )
     except (ValueError, KeyError) as error:  # a bad expression, or one id for two tokens
-        raise DataError(f"{path}: cannot create the tokenizer ({error})") from None
+        raise DataError(
+            "tokenizer.invalid", f"{path}: cannot create the tokenizer ({error})"
+        ) from None
     tokenizer = Tokenizer(encoding, meta.get("end_of_text"))
     if tokenizer.end_of_text >= tokenizer.vocab_size:
         raise DataError(
+            "tokenizer.corrupt",
             f"{path}: end_of_text is {tokenizer.end_of_text:,}, but the tokenizer has only "
-            f"{tokenizer.vocab_size:,} ids"
+            f"{tokenizer.vocab_size:,} ids",
         )
     if "fingerprint" not in meta:
         _check_pattern(tokenizer, path)
@@ -289,8 +309,9 @@ def _check_pattern(tokenizer: Tokenizer, path: Path) -> None:
             matched = False
         if not matched:
             raise DataError(
+                "tokenizer.loses_text",
                 f"{path}: the pattern does not match every character of {text[:40]!r}, so ids "
-                "would lose text; use the pattern of the original tokenizer"
+                "would lose text; use the pattern of the original tokenizer",
             )
 
 
@@ -298,7 +319,9 @@ def _load_ranks(path: Path) -> dict[bytes, int]:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise DataError(f"tokenizer file {path}: {error.strerror}") from None
+        raise DataError(
+            "tokenizer.unreadable", f"tokenizer file {path}: {error.strerror}"
+        ) from None
     fields = content.split()
     try:
         tokens = [binascii.a2b_base64(token, strict_mode=True) for token in fields[::2]]
@@ -306,10 +329,15 @@ def _load_ranks(path: Path) -> dict[bytes, int]:
     except (ValueError, binascii.Error):
         raise _bad_rank_line(path, content) from None
     if len(set(ranks.values())) != content.count(b"\n") + (content[-1:] not in (b"", b"\n")):
-        raise DataError(f"{path}: the same token or rank stands there twice")
+        raise DataError(
+            "tokenizer.duplicate_id", f"{path}: the same token or rank stands there twice"
+        )
     missing = sum(bytes([byte]) not in ranks for byte in range(256))
     if missing:
-        raise DataError(f"{path}: {missing} of the 256 single bytes are missing (truncated file?)")
+        raise DataError(
+            "tokenizer.missing_bytes",
+            f"{path}: {missing} of the 256 single bytes are missing (truncated file?)",
+        )
     return ranks
 
 
@@ -321,9 +349,10 @@ def _bad_rank_line(path: Path, content: bytes) -> DataError:
             int(rank)
         except (ValueError, binascii.Error):
             return DataError(
-                f"{path}:{number}: expected a base64 token and its rank, found {line[:40]!r}"
+                "tokenizer.corrupt",
+                f"{path}:{number}: expected a base64 token and its rank, found {line[:40]!r}",
             )
-    return DataError(f"{path}: not one base64 token and its rank a line")
+    return DataError("tokenizer.corrupt", f"{path}: not one base64 token and its rank a line")
 
 
 def _dump_ranks(ranks: dict[bytes, int]) -> bytes:
@@ -353,7 +382,10 @@ def train_bpe(files: Sequence[str | Path], vocab_size: int, out: Path) -> dict[s
     from tokenizers import Tokenizer as HfTokenizer
 
     if vocab_size <= 256:
-        raise DataError(f"vocab_size must be above the 256 single bytes, found {vocab_size}")
+        raise DataError(
+            "tokenizer.vocab_too_small",
+            f"vocab_size must be above the 256 single bytes, found {vocab_size}",
+        )
     check_file(out)
     check_file(meta_file_of(out))
     tally = {"documents": 0, "bytes_of_text": 0}
@@ -382,8 +414,9 @@ def train_bpe(files: Sequence[str | Path], vocab_size: int, out: Path) -> dict[s
     tokens = single + [token for token in tokens if len(token) > 1]
     if len(tokens) != vocab_size:
         raise DataError(
+            "tokenizer.too_little_text",
             f"{tally['bytes_of_text']:,} bytes of text give only {len(tokens):,} vocabulary "
-            f"entries, {vocab_size:,} were asked for: use more text or a smaller --vocab-size"
+            f"entries, {vocab_size:,} were asked for: use more text or a smaller --vocab-size",
         )
     out.parent.mkdir(parents=True, exist_ok=True)
     encoding = tiktoken.Encoding(
@@ -427,7 +460,9 @@ def _texts(files: Sequence[str], tally: dict[str, int]) -> Iterator[str]:
     if bad_lines > _BAD_LINES_NAMED:
         say(f"warning: left out {bad_lines:,} bad lines in all", style="yellow")
     if not tally["bytes_of_text"]:
-        raise DataError(f"no documents with text in {', '.join(files)}")
+        raise DataError(
+            "tokenizer.too_little_text", f"no documents with text in {', '.join(files)}"
+        )
 
 
 def byte_of_character() -> dict[str, int]:

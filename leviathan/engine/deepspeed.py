@@ -59,8 +59,9 @@ def _refused_keys(extra: Mapping[str, Any]) -> Iterator[None]:
         if not extra:
             raise
         raise ConfigError(
+            "engine.invalid_extra",
             f"engine.extra: DeepSpeed cannot start with {dict(extra)}: "
-            f"{type(error).__name__}: {error}"
+            f"{type(error).__name__}: {error}",
         ) from error
 
 

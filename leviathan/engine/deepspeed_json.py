@@ -49,7 +49,8 @@ def deepspeed_json(plan: RunPlan) -> dict[str, Any]:
     for key, instead in RESERVED.items():
         if key in engine.extra:
             raise ConfigError(
-                f"engine.extra.{key}: this follows from the configuration; set {instead} instead"
+                "engine.derived_key",
+                f"engine.extra.{key}: this follows from the configuration; set {instead} instead",
             )
     merged = copy.deepcopy(derived)
     merged["steps_per_print"] = 2**31 - 1
@@ -58,7 +59,10 @@ def deepspeed_json(plan: RunPlan) -> dict[str, Any]:
     _merge(merged, engine.extra, derived, "engine.extra")
     every = merged["steps_per_print"]
     if type(every) is not int or every < 1:
-        raise ConfigError(f"engine.extra.steps_per_print={every!r}: expected a whole number from 1")
+        raise ConfigError(
+            "engine.invalid_extra",
+            f"engine.extra.steps_per_print={every!r}: expected a whole number from 1",
+        )
     return merged
 
 
@@ -69,8 +73,9 @@ def _merge(into: dict[str, Any], extra: dict[str, Any], derived: Any, path: str)
             _merge(into.setdefault(key, {}), value, fixed, f"{path}.{key}")
         elif fixed is not None and fixed != value:
             raise ConfigError(
+                "engine.derived_key",
                 f"{path}.{key}={value!r} contradicts {fixed!r}, which follows from the rest of the "
-                "configuration: change it there"
+                "configuration: change it there",
             )
         else:
             into[key] = copy.deepcopy(value)

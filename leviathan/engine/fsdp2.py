@@ -36,8 +36,9 @@ class Fsdp2Engine:
         assert isinstance(engine, Fsdp2Config)
         if mesh.dp % engine.replicas:
             raise ConfigError(
+                "parallel.indivisible",
                 f"engine.replicas={engine.replicas} does not divide the {mesh.dp} data-parallel "
-                "ranks that were started: each replica is cut over equally many"
+                "ranks that were started: each replica is cut over equally many",
             )
         self._mesh, self._replicas = mesh, engine.replicas
         self.optimizer_steps = 0

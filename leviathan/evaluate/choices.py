@@ -33,7 +33,8 @@ def check_task_files(definition: str) -> None:
     for file in files:
         if not Path(file).is_file():
             raise DataError(
-                f"{file}: no such file; the task data must be the folder that {task['task']} reads"
+                "tasks.not_found",
+                f"{file}: no such file; the task data must be the folder that {task['task']} reads",
             )
         if plain and task.get("output_type") == "multiple_choice":
             _check_items(Path(file), columns)
@@ -48,11 +49,13 @@ def _check_items(file: Path, columns: Mapping[str, str]) -> None:
         try:
             item = json.loads(line.decode())
         except (ValueError, RecursionError) as error:
-            raise DataError(f"{file}:{number}: not JSON ({error})") from None
+            raise DataError(
+                "tasks.invalid_record", f"{file}:{number}: not JSON ({error})"
+            ) from None
         if problem := _problem(item, columns):
-            raise DataError(f"{file}:{number}: {problem}")
+            raise DataError("tasks.invalid_record", f"{file}:{number}: {problem}")
     if not items:
-        raise DataError(f"{file}: holds no items")
+        raise DataError("tasks.empty", f"{file}: holds no items")
 
 
 def _problem(item: Any, columns: Mapping[str, str]) -> str | None:

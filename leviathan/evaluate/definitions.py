@@ -42,7 +42,8 @@ def definitions(names: Sequence[str], task_data: Path | None, builtin: Path) -> 
             continue
         if task_data is None:
             raise ConfigError(
-                f"task {name} reads files: give the folder they lie in with --task-data DIR"
+                "tasks.no_data",
+                f"task {name} reads files: give the folder they lie in with --task-data DIR",
             )
         text = (TASKS / f"{name}.yaml").read_text(encoding="utf-8")
         folder = Path(task_data)

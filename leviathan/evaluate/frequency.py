@@ -50,7 +50,7 @@ def frequency(
 
     Args:
         checkpoints: whatever `resolve_checkpoint` takes; the first is the baseline.
-        data: a prepared data set, or one in the foreign format of the first model's run: the one
+        data: a prepared dataset, or one in the foreign format of the first model's run: the one
             whose training split the models saw.
         out: a folder for the common result.
         split: `val` or `train`.
@@ -62,7 +62,7 @@ def frequency(
 
     Raises:
         CheckpointError: no whole checkpoint there.
-        DataError: the data set is damaged, empty, or does not fit a model.
+        DataError: the dataset is damaged, empty, or does not fit a model.
     """
     ranks = joined()
     if out is not None:
@@ -91,7 +91,7 @@ def frequency(
 def token_counts(found: Described, data: Dataset, ranks: Ranks) -> np.ndarray:
     """Occurrences of every id in the training split, [V] int64: as prepared, or counted now.
 
-    A foreign data set does not bring them. Its rows are counted once, each rank some of them, and
+    A foreign dataset does not bring them. Its rows are counted once, each rank some of them, and
     the sums kept beside the run.
 
     Raises:
@@ -140,27 +140,33 @@ def read_counts(file: Path, vocab_size: int, total: int | None = None) -> np.nda
     try:
         counts = np.load(file, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{file}: unreadable ({error}); prepare the data set again") from error
+        raise DataError(
+            "token_counts.unreadable", f"{file}: unreadable ({error}); prepare the dataset again"
+        ) from error
     if counts.shape != (vocab_size,):
         raise DataError(
+            "token_counts.invalid",
             f"{file}: expected {vocab_size:,} counts, one a token id, found shape {counts.shape}; "
-            "prepare the data set again"
+            "prepare the dataset again",
         )
     if not np.issubdtype(counts.dtype, np.integer):
         raise DataError(
-            f"{file}: expected integer counts, found {counts.dtype}; prepare the dataset again"
+            "token_counts.invalid",
+            f"{file}: expected integer counts, found {counts.dtype}; prepare the dataset again",
         )
     if counts.min() < 0:
         worst = int(counts.argmin())
         raise DataError(
+            "token_counts.invalid",
             f"{file}: token id {worst} has the count {counts[worst]}, expected 0 or more; prepare "
-            "the dataset again"
+            "the dataset again",
         )
     counts = counts.astype(np.int64)
     if total is not None and counts.sum() != total:
         raise DataError(
+            "token_counts.invalid",
             f"{file}: the counts add up to {counts.sum():,}, but the training split has {total:,} "
-            "tokens; prepare the dataset again"
+            "tokens; prepare the dataset again",
         )
     return counts
 

@@ -253,9 +253,13 @@ def run_tasks(
         DataError: a file of a task is missing or damaged, or a sample does not fit the model.
     """
     if not tasks:
-        raise ConfigError("no task is named: give --tasks, as in `--tasks next_line`")
+        raise ConfigError(
+            "tasks.none_named", "no task is named: give --tasks, as in `--tasks next_line`"
+        )
     if limit is not None and limit < 1:
-        raise ConfigError(f"--limit {limit}: expected 1 or more samples a task")
+        raise ConfigError(
+            "cli.invalid_option", f"--limit {limit}: expected 1 or more samples a task"
+        )
     ranks = joined()
     if out is not None:
         ranks.agreed(lambda: check_folder(out))
@@ -372,14 +376,16 @@ def _check_options(task: str, options: dict[str, Any]) -> None:
     """
     if options.get("do_sample") and options.get("temperature", 1):
         raise ConfigError(
+            "tasks.unsupported",
             f"task {task} asks for sampling (do_sample); only greedy "
-            "generation is available: set do_sample: false in its YAML"
+            "generation is available: set do_sample: false in its YAML",
         )
     for key, value in options.items():
         if key not in GENERATION_KEYS and NEUTRAL_OPTIONS.get(key, ...) != value:
             raise ConfigError(
+                "tasks.unsupported",
                 f"task {task}: generation_kwargs.{key} is {value!r}, which is not supported; "
-                f"expected {', '.join(sorted(GENERATION_KEYS))}: change it in the task's YAML"
+                f"expected {', '.join(sorted(GENERATION_KEYS))}: change it in the task's YAML",
             )
 
 
@@ -410,8 +416,9 @@ def _manager(names: Sequence[str], own: dict[str, str], scratch: Path) -> TaskMa
             near = difflib.get_close_matches(name, [*defined(), *manager.all_tasks], n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise ConfigError(
+                "tasks.unknown",
                 f"no task {name!r}; {hint}eval/ defines {', '.join(defined()) or 'none'}, and "
-                "lm-eval's own are listed by `lm-eval ls tasks`"
+                "lm-eval's own are listed by `lm-eval ls tasks`",
             )
     return manager
 
@@ -424,6 +431,7 @@ def _load_tasks(names: list[str], own: dict[str, str], scratch: Path) -> Any:
             return manager.load(names)
     except (OSError, datasets.exceptions.DatasetsError) as error:
         raise DataError(
+            "tasks.no_data",
             f"cannot read the data of {', '.join(names)}: {error}; without a network, give the "
-            "tasks' files with --task-data DIR (eval/README.md says what they hold)"
+            "tasks' files with --task-data DIR (eval/README.md says what they hold)",
         ) from error

@@ -1,4 +1,4 @@
-"""The input table of a checkpoint, materialised, with what is needed to read it."""
+"""The input table of a checkpoint, materialized, with what is needed to read it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ def read_tables(paths: Sequence[Path], data: Path | None = None) -> list[Checkpo
 
     Args:
         paths: whatever the evaluations take.
-        data: the data set whose counts to use; left out, the one a run was trained on.
+        data: the dataset whose counts to use; left out, the one a run was trained on.
 
     Raises:
         CheckpointError: no whole checkpoint there.
@@ -58,8 +58,9 @@ def read_tables(paths: Sequence[Path], data: Path | None = None) -> list[Checkpo
     for found in described[1:]:
         if found.tokenizer.fingerprint != first.fingerprint:
             raise DataError(
+                "inspect.other_tokenizer",
                 f"{found.directory} has another tokenizer than {described[0].directory}: their "
-                "rows are different tokens; inspect them one by one"
+                "rows are different tokens; inspect them one by one",
             )
     return [
         _read(found, label, _counts(found, data))
@@ -87,20 +88,20 @@ def token_ids(tokenizer: Tokenizer, asked: str) -> list[int]:
             continue
         ids += found
     if faults:
-        raise ConfigError("--tokens: " + "\n--tokens: ".join(faults))
+        raise ConfigError("inspect.unknown_token", "--tokens: " + "\n--tokens: ".join(faults))
     return ids
 
 
 def _read(found: Described, label: str, counts: np.ndarray | None) -> CheckpointTable:
     loaded = load_described(found, Ranks())
     with torch.no_grad():
-        table = loaded.model.model.embed_tokens.materialise(dtype=torch.float32)
+        table = loaded.model.model.embed_tokens.materialize(dtype=torch.float32)
     values = table[: found.tokenizer.vocab_size].cpu().numpy()
     return CheckpointTable(label, found.identity, found.tokenizer, values, counts)
 
 
 def _counts(found: Described, data: Path | None) -> np.ndarray | None:
-    """Of the data set named, or of the run's own where it is still there and still the same."""
+    """Of the dataset named, or of the run's own where it is still there and still the same."""
     if data is not None:
         return token_counts(found, open_data(found, data, "train"), Ranks())
     if found.step is None:

@@ -109,15 +109,16 @@ def read_llama_config(folder: Path) -> ModelConfig:
             f"{rope['rope_theta']}: remove the wrong one"
         )
     if problems:
-        raise CheckpointError(f"{file}: {'; '.join(problems)}")
+        raise CheckpointError("import.unsupported_config", f"{file}: {'; '.join(problems)}")
     if unknown := sorted(content.keys() - _ONLY.keys() - _SHAPE_KEYS - _NEUTRAL_KEYS):
         say(f"warning: {file}: unknown keys are ignored: {', '.join(unknown)}", style="yellow")
     try:
         heads = content["num_attention_heads"]
         if content.get("head_dim") not in (None, content["hidden_size"] // heads):
             raise CheckpointError(
+                "import.unsupported_config",
                 f"{file}: head_dim is {content['head_dim']}; native models have hidden_size / "
-                f"num_attention_heads = {content['hidden_size'] // heads}"
+                f"num_attention_heads = {content['hidden_size'] // heads}",
             )
         return ModelConfig.model_validate(
             {
@@ -134,7 +135,9 @@ def read_llama_config(folder: Path) -> ModelConfig:
             }
         )
     except (KeyError, TypeError, ZeroDivisionError, ValidationError) as error:
-        raise CheckpointError(f"{file}: no usable Llama configuration ({error!r:.200})") from None
+        raise CheckpointError(
+            "import.unsupported_config", f"{file}: no usable Llama configuration ({error!r:.200})"
+        ) from None
 
 
 def check_llama_pair(folder: Path, config: ModelConfig, tokenizer: Tokenizer) -> None:
@@ -148,8 +151,9 @@ def check_llama_pair(folder: Path, config: ModelConfig, tokenizer: Tokenizer) ->
     """
     if tokenizer.vocab_size > config.vocab_size:
         raise CheckpointError(
+            "import.tokenizer_mismatch",
             f"{folder}: the tokenizer has {tokenizer.vocab_size:,} ids, but the model only "
-            f"{config.vocab_size:,}: use the tokenizer of this model"
+            f"{config.vocab_size:,}: use the tokenizer of this model",
         )
     own = {"bos_token_id": tokenizer.prefix_token, "eos_token_id": tokenizer.end_of_text}
     for name in (CONFIG, GENERATION):
@@ -175,21 +179,29 @@ def read_llama_model(folder: Path, config: ModelConfig) -> CausalLM:
         head = found.pop("lm_head.weight", None)  # some writers store it twice
         if head is not None and not head.equal(found.get("model.embed_tokens.weight", head)):
             raise CheckpointError(
+                "import.contradictory_weights",
                 f"{folder}: tie_word_embeddings is true, but lm_head.weight differs from "
-                "model.embed_tokens.weight: correct config.json"
+                "model.embed_tokens.weight: correct config.json",
             )
     wanted = {name: tuple(value.shape) for name, value in model.state_dict().items()}
     if missing := sorted(wanted.keys() - found.keys()):
-        raise CheckpointError(f"{folder}: no tensor {missing[0]} ({len(missing)} are missing)")
+        raise CheckpointError(
+            "import.missing_tensor",
+            f"{folder}: no tensor {missing[0]} ({len(missing)} are missing)",
+        )
     for name in sorted(found):
         if name.endswith("rotary_emb.inv_freq"):
             del found[name]  # old folders store it; it follows from rope_theta
         elif name not in wanted:
-            raise CheckpointError(f"{folder}: tensor {name}: native models have no such weight")
+            raise CheckpointError(
+                "import.unknown_tensor",
+                f"{folder}: tensor {name}: native models have no such weight",
+            )
         elif tuple(found[name].shape) != wanted[name]:
             raise CheckpointError(
+                "import.wrong_shape",
                 f"{folder}: tensor {name}: expected {wanted[name]}, found "
-                f"{tuple(found[name].shape)}; config.json does not belong to these weights"
+                f"{tuple(found[name].shape)}; config.json does not belong to these weights",
             )
     check_finite(found, str(folder))
     model.load_state_dict(found, assign=True)
@@ -210,6 +222,7 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
             state |= load_file(folder / name)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
-                f"{folder / name}: missing or damaged ({error}); only safetensors are read"
+                "import.unreadable",
+                f"{folder / name}: missing or damaged ({error}); only safetensors are read",
             ) from None
     return state

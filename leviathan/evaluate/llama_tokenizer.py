@@ -149,20 +149,23 @@ def read_llama_tokenizer(folder: Path) -> Tokenizer:
     try:
         problems = [*_tokenizer_problems(source), *_config_problems(source)]
     except (KeyError, TypeError, AttributeError, IndexError) as error:
-        raise CheckpointError(f"{file}: damaged: {type(error).__name__}: {error}") from None
+        raise CheckpointError(
+            "import.corrupt", f"{file}: damaged: {type(error).__name__}: {error}"
+        ) from None
     if problems:
         raise CheckpointError(
+            "import.unsupported_tokenizer",
             f"{folder}: the tokenizer is not a byte-level BPE that can be read with the same ids: "
-            f"{'; '.join(problems)} ({_EXPECTED})"
+            f"{'; '.join(problems)} ({_EXPECTED})",
         )
     tokenizer = _make_tokenizer(source)
     original = load_original(folder)
     if problem := _merge_problem(source, original):
-        raise CheckpointError(f"{file}: {problem}")
+        raise CheckpointError("import.unsupported_tokenizer", f"{file}: {problem}")
     try:
         compare_ids(tokenizer, lambda texts: encode_original(original, texts), file.name)
     except DataError as error:
-        raise CheckpointError(f"{folder}: {error}") from None
+        raise CheckpointError("import.different_ids", f"{folder}: {error}") from None
     return tokenizer
 
 
@@ -173,7 +176,9 @@ def load_original(folder: Path) -> Any:
     try:
         original = Original.from_file(str(folder / TOKENIZER))
     except Exception as error:  # the library raises nothing more specific
-        raise CheckpointError(f"{folder / TOKENIZER}: cannot be loaded ({error})") from None
+        raise CheckpointError(
+            "import.unsupported_tokenizer", f"{folder / TOKENIZER}: cannot be loaded ({error})"
+        ) from None
     original.encode_special_tokens = True
     return original
 
@@ -355,7 +360,8 @@ def _make_tokenizer(source: _Source) -> Tokenizer:
         )
     except (ValueError, KeyError) as error:
         raise CheckpointError(
-            f"{source.folder / TOKENIZER}: cannot create a tiktoken vocabulary ({error})"
+            "import.unsupported_tokenizer",
+            f"{source.folder / TOKENIZER}: cannot create a tiktoken vocabulary ({error})",
         ) from None
     tokenizer = Tokenizer(encoding, end)
     if prefix is not None:
@@ -379,15 +385,17 @@ def _ranks(source: _Source) -> dict[bytes, int]:
             continue
         if unknown := [character for character in token if character not in to_byte]:
             raise CheckpointError(
+                "import.unsupported_tokenizer",
                 f"{source.folder / TOKENIZER}: model.vocab: {token!r} contains {unknown[0]!r}, "
-                "which does not represent a byte: the vocabulary is not byte-level"
+                "which does not represent a byte: the vocabulary is not byte-level",
             )
         ranks[bytes(to_byte[character] for character in token)] = id
     missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
     if missing:
         raise CheckpointError(
+            "import.unsupported_tokenizer",
             f"{source.folder / TOKENIZER}: model.vocab: {len(missing)} of the 256 single bytes are "
-            f"missing, the first {missing[0]:#04x}"
+            f"missing, the first {missing[0]:#04x}",
         )
     return ranks
 
@@ -431,9 +439,11 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file}: missing or damaged ({error})") from None
+        raise CheckpointError(
+            "import.unreadable", f"{file}: missing or damaged ({error})"
+        ) from None
     if not isinstance(content, dict):
-        raise CheckpointError(f"{file}: damaged: not a JSON object")
+        raise CheckpointError("import.corrupt", f"{file}: damaged: not a JSON object")
     return content
 
 

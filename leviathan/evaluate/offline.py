@@ -31,7 +31,7 @@ def offline() -> Iterator[None]:
 
 @contextmanager
 def dataset_cache(folder: Path) -> Iterator[None]:
-    """Inside, data sets are converted in `folder`: the user's cache could hold older data."""
+    """Inside, datasets are converted in `folder`: the user's cache could hold older data."""
     with _replaced(datasets.config, "HF_DATASETS_CACHE", folder):
         yield
 

@@ -30,7 +30,7 @@ def perplexity(
 
     Args:
         checkpoint: whatever `resolve_checkpoint` takes.
-        data: a prepared data set, or one in the foreign format of the run's own.
+        data: a prepared dataset, or one in the foreign format of the run's own.
         split: `val` or `train`.
         batch_size: sequences at once.
         stride: move the window by so many tokens, 1 to the context's length; left out, rows are
@@ -43,7 +43,7 @@ def perplexity(
     Raises:
         CheckpointError: no whole checkpoint there.
         ConfigError: a stride longer than the context.
-        DataError: the data set is damaged, empty, or does not fit the model.
+        DataError: the dataset is damaged, empty, or does not fit the model.
     """
     ranks = joined()
     loaded = open_checkpoint(checkpoint, ranks)
@@ -51,8 +51,9 @@ def perplexity(
     info = dataset.info
     if stride is not None and not 1 <= stride <= info.seq_len:
         raise ConfigError(
+            "cli.invalid_option",
             f"--stride {stride}: expected 1 to the context's {info.seq_len} tokens, "
-            f"{max(1, info.seq_len // 4)} for instance"
+            f"{max(1, info.seq_len // 4)} for instance",
         )
     lengths = np.zeros(info.vocab_size, dtype=np.int64)
     lengths[: loaded.tokenizer.vocab_size] = token_bytes(loaded.tokenizer)

@@ -76,7 +76,7 @@ def joined() -> Ranks:
 
     Raises:
         ConfigError: the others cannot be reached.
-        OneRankError: the launcher's variables make no sense.
+        LocalRankError: the launcher's variables make no sense.
     """
     if all(os.environ.get(name, "1") == "1" for name in ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS")):
         return Ranks()  # some systems set RANK everywhere

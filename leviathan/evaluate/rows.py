@@ -9,7 +9,7 @@ from torch import Tensor
 from leviathan.console import progress_bar
 from leviathan.errors import DataError
 from leviathan.evaluate.ranks import Ranks
-from leviathan.model.decode import OnToken, generate, materialised
+from leviathan.model.decode import OnToken, generate, materialized
 from leviathan.model.head import TokenScores
 from leviathan.model.transformer import IGNORE, CausalLM
 
@@ -27,7 +27,7 @@ class RowScorer:
     def __init__(
         self, model: CausalLM, padding: int, batch_size: int, ranks: Ranks | None = None
     ) -> None:
-        self.model = materialised(model.eval())  # one look-up a token from here on
+        self.model = materialized(model.eval())  # one look-up a token from here on
         self.padding = padding
         self.batch_size = batch_size
         self.ranks = ranks or Ranks()
@@ -72,8 +72,9 @@ class RowScorer:
         """Ids of one row, and how many at its end are scored."""
         if len(continuation) > self.max_length:
             raise DataError(
+                "tasks.too_long",
                 f"a continuation of {len(continuation):,} tokens does not fit the model's context "
-                f"of {self.max_length:,}; this task needs a model with a longer context"
+                f"of {self.max_length:,}; this task needs a model with a longer context",
             )
         ids = context + continuation
         self.truncated += self.overflow(context, continuation) > 0

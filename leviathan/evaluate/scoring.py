@@ -156,7 +156,7 @@ def load_described(found: Described, ranks: Ranks) -> Loaded:
 
 
 def open_data(loaded: Described, data: Path, split: str) -> Dataset:
-    """The data set, once it is known that the model can be scored on it.
+    """The dataset, once it is known that the model can be scored on it.
 
     One without a `dataset.json` is read by the `data.format` of the model's own run.
 
@@ -175,12 +175,16 @@ def open_data(loaded: Described, data: Path, split: str) -> Dataset:
     check_fits(info, loaded.model_config, global_batch_size=1)
     if info.tokenizer.fingerprint != loaded.tokenizer.fingerprint:
         raise DataError(
+            "evaluate.other_tokenizer",
             f"{data}: was made with another tokenizer ({info.tokenizer.name}) than the checkpoint "
             f"{loaded.directory} was trained with ({loaded.tokenizer.name}); prepare the text "
-            "again with the checkpoint's own tokenizer"
+            "again with the checkpoint's own tokenizer",
         )
     if info.split(split).rows == 0:
-        raise DataError(f"{data}: its {split} split is empty; give `validation` some documents")
+        raise DataError(
+            "evaluate.empty_split",
+            f"{data}: its {split} split is empty; give `validation` some documents",
+        )
     return dataset
 
 
@@ -229,8 +233,10 @@ def score_split(
         nll = scores.nll.double().cpu().numpy()[(batch.targets != IGNORE).numpy()]
         if not np.isfinite(nll).all():
             raise DataError(
+                "evaluate.not_finite",
                 f"{loaded.directory}: the model's loss is not finite on the {split} split of "
-                f"{data.path} (rows {batch.rows}); the weights are broken: take an older checkpoint"
+                f"{data.path} (rows {batch.rows}); the weights are broken: use an earlier "
+                "checkpoint",
             )
         return nll
 

@@ -115,8 +115,9 @@ class Strata:
                 )
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise DataError(
+                "frequency.unreadable",
                 f"{path}: not a readable file of per-document losses ({error}); "
-                "run `leviathan frequency` again"
+                "run `leviathan frequency` again",
             ) from error
 
     def table(self, scale: Scale) -> list[dict[str, Any]]:
@@ -157,8 +158,9 @@ def paired_difference(base: Strata, other: Strata) -> dict[str, Any]:
     """
     if base.identity != other.identity or not _same_targets(base, other):
         raise DataError(
+            "frequency.other_targets",
             "the two models were scored on different targets, so no paired difference exists: "
-            f"{base.identity} and {other.identity}; score both on one data set"
+            f"{base.identity} and {other.identity}; score both on one dataset",
         )
     result: dict[str, Any] = {"confidence": CONFIDENCE}
     for scale in SCALES:

@@ -24,7 +24,7 @@ def windows(count: int, length: int, stride: int) -> list[tuple[int, int, int]]:
 def strided(batches: Iterable[Batch], length: int, stride: int, size: int) -> Iterator[Batch]:
     """The targets of a whole split, in windows `stride` apart.
 
-    Rows of a data set follow each other in one stream of tokens; where two do not, the text before
+    Rows of a dataset follow each other in one stream of tokens; where two do not, the text before
     is not looked at.
 
     Args:

@@ -25,7 +25,8 @@ def find_task_files(folder: Path, task: str, split: str) -> list[Path]:
     """
     if not folder.is_dir():
         raise DataError(
-            f"{folder}: no such folder; the task data must be the one with {task}'s files"
+            "tasks.not_found",
+            f"{folder}: no such folder; the task data must be the one with {task}'s files",
         )
     listing = list_local(folder)
     assert listing is not None
@@ -36,21 +37,24 @@ def find_task_files(folder: Path, task: str, split: str) -> list[Path]:
         found = [path for path in there if _named(path.relative_to(folder), "", split)]
     if not found:
         raise DataError(
+            "tasks.not_found",
             f"{folder}: no file for the {split} split of {task}; looked for {', '.join(SUFFIXES)} "
-            f"with {name!r} and {split!r} in its path, found {_list(there, folder)}"
+            f"with {name!r} and {split!r} in its path, found {_list(there, folder)}",
         )
     groups = {_SHARD.sub("", str(path.with_suffix(""))) + path.suffix for path in found}
     if len(groups) > 1:
         raise DataError(
+            "tasks.ambiguous",
             f"{folder}: several files could be the {split} split of {task}: "
-            f"{_list(found, folder)}; leave one of them there"
+            f"{_list(found, folder)}; leave one of them there",
         )
     shards = [_SHARD.search(path.stem) for path in found]
     wanted = int(shards[0][2]) if shards[0] else 1
     if len(found) != wanted:
         raise DataError(
+            "tasks.incomplete",
             f"{folder}: the {split} split of {task} has {len(found)} of its {wanted} shards: "
-            f"{_list(found, folder)}"
+            f"{_list(found, folder)}",
         )
     return found
 

@@ -1,7 +1,7 @@
 """What a row of each of lm-eval's seven tasks must hold, lest a score be made of something else.
 
 lm-eval takes a wrong label for a wrong answer and a missing column for a text: the score would be a
-number all the same. Columns are those of the data sets on the Hub that lm-eval names.
+number all the same. Columns are those of the datasets on the Hub that lm-eval names.
 """
 
 import json
@@ -122,9 +122,11 @@ def check_rows(task: str, files: list[Path]) -> int:
             try:
                 row.model_validate(item)
             except ValidationError as error:
-                raise DataError(f"{file}:{place}: {_problem(row, error)}") from None
+                raise DataError(
+                    "tasks.invalid_record", f"{file}:{place}: {_problem(row, error)}"
+                ) from None
         if not count:
-            raise DataError(f"{file}: holds no items")
+            raise DataError("tasks.empty", f"{file}: holds no items")
         total += count
     return total
 
@@ -139,7 +141,9 @@ def read_items(file: Path) -> Iterator[tuple[int, Any]]:
         try:
             yield from enumerate(pyarrow.parquet.read_table(file).to_pylist(), 1)
         except (pyarrow.ArrowException, OSError) as error:
-            raise DataError(f"{file}: not a readable parquet file ({error})") from None
+            raise DataError(
+                "tasks.unreadable", f"{file}: not a readable parquet file ({error})"
+            ) from None
         return
     content = file.read_bytes()
     if content.lstrip().startswith(b"["):
@@ -154,7 +158,7 @@ def _parse(file: Path, number: int, text: bytes) -> Any:
     try:
         return json.loads(text.decode())
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{file}:{number}: not JSON ({error})") from None
+        raise DataError("tasks.invalid_record", f"{file}:{number}: not JSON ({error})") from None
 
 
 def _problem(row: type[Row], error: ValidationError) -> str:

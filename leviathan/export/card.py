@@ -8,7 +8,7 @@ from leviathan.config.schema import ModelConfig
 from leviathan.data.tokenizer import END_OF_TEXT
 from leviathan.model.accounting import account
 
-MATERIALISED = (
+MATERIALIZED = (
     " It depends on the id alone, so it was computed once for every id and stands here as an "
     "ordinary, untied table."
 )
@@ -17,17 +17,17 @@ EMBEDDINGS = {
     "tied": "The input embedding is the table of the output head (tied).",
     "untied": "The input embedding is a table of its own (untied).",
     "albert": "In training the input embedding was a narrow table and a linear map (as in ALBERT)."
-    + MATERIALISED,
+    + MATERIALIZED,
     "flat_mlp": "In training the input embedding was a narrow table and a two-layer MLP."
-    + MATERIALISED,
+    + MATERIALIZED,
     "factored_mlp": "In training the input embedding was generated from the digits of the token id "
-    "by codebooks and a two-layer MLP." + MATERIALISED,
+    "by codebooks and a two-layer MLP." + MATERIALIZED,
     "binary_codes": "The input embedding is the token id's own bits, without a parameter."
-    + MATERIALISED,
+    + MATERIALIZED,
     "leviathan": "In training the input embedding was generated from the digits of the token id "
-    f"(LEV of {PAPER})." + MATERIALISED,
+    f"(LEV of {PAPER})." + MATERIALIZED,
     "leviathan_v1": "In training the input embedding was generated from the digits of the token id "
-    f"(the generator of {PAPER}, version 1)." + MATERIALISED,
+    f"(the generator of {PAPER}, version 1)." + MATERIALIZED,
 }
 
 PREFIX = {

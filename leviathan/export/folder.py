@@ -26,11 +26,14 @@ def check_out(out: Path) -> None:
     """
     if out.exists():
         if not out.is_dir():
-            raise ConfigError(f"{out} is a file: name a new folder to export to")
+            raise ConfigError(
+                "export.not_folder", f"{out} is a file: name a new folder to export to"
+            )
         if any(out.iterdir()) and not (out / MARKER).is_file():
             raise ConfigError(
+                "export.not_empty",
                 f"{out} holds something that is no earlier export (it has no {MARKER}): "
-                "name a new folder, or empty this one"
+                "name a new folder, or empty this one",
             )
     check_folder(out.absolute().parent)
 
@@ -55,7 +58,9 @@ def replacing(out: Path) -> Iterator[Path]:
             out.rename(former)
         draft.rename(out)
     except OSError as error:
-        raise ConfigError(f"{out}: cannot be written: {error.strerror or error}") from error
+        raise ConfigError(
+            "output.not_writable", f"{out}: cannot be written: {error.strerror or error}"
+        ) from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
         shutil.rmtree(former, ignore_errors=True)

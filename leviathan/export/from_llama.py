@@ -55,9 +55,13 @@ def import_llama(folder: Path, run_dir: Path) -> dict[str, Any]:
     """
     folder, run_dir = Path(folder), Path(run_dir)
     if not is_llama_folder(folder):
-        raise CheckpointError(f"{folder}: no Llama folder (it has no config.json)")
+        raise CheckpointError(
+            "import.not_found", f"{folder}: no Llama folder (it has no config.json)"
+        )
     if complete_checkpoints(run_dir):
-        raise ConfigError(f"{run_dir} has checkpoints already: name a new folder")
+        raise ConfigError(
+            "import.not_empty", f"{run_dir} has checkpoints already: name a new folder"
+        )
     check_folder(run_dir)
     model_config = read_llama_config(folder)
     tokenizer = read_llama_tokenizer(folder)
@@ -119,7 +123,8 @@ def _compare_with_transformers(folder: Path, tokenizer: Tokenizer) -> int:
         fast = quiet_transformers().PreTrainedTokenizerFast.from_pretrained(folder)
     except Exception as error:  # the type of the exception depends on the files
         raise CheckpointError(
-            f"{folder}: transformers cannot load the tokenizer ({type(error).__name__}: {error})"
+            "import.unsupported_tokenizer",
+            f"{folder}: transformers cannot load the tokenizer ({type(error).__name__}: {error})",
         ) from None
 
     def encode(texts: list[str]) -> list[list[int]]:
@@ -128,4 +133,4 @@ def _compare_with_transformers(folder: Path, tokenizer: Tokenizer) -> int:
     try:
         return compare_ids(tokenizer, encode, "transformers")
     except DataError as error:
-        raise CheckpointError(f"{folder}: {error}; nothing was written") from None
+        raise CheckpointError("import.failed", f"{folder}: {error}; nothing was written") from None

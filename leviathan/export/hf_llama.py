@@ -27,7 +27,7 @@ from leviathan.evaluate.llama_tokenizer import UNUSED, encode_original, load_ori
 from leviathan.export.card import TokenizerNotes, model_card
 from leviathan.export.folder import check_out, replacing, write_marker
 from leviathan.export.imported import ImportedTokenizer, kept_tokenizer
-from leviathan.model.decode import materialised
+from leviathan.model.decode import materialized
 from leviathan.model.transformer import CausalLM
 
 SHARD_SIZE = "5GB"
@@ -84,8 +84,9 @@ def export(
     imported = kept_tokenizer(directory, state)
     if imported is not None and add_bos:
         raise ConfigError(
+            "export.imported_tokenizer",
             f"--add-bos: {directory} was imported, and its tokenizer files are exported unchanged; "
-            "export without --add-bos and edit the exported tokenizer.json if needed"
+            "export without --add-bos and edit the exported tokenizer.json if needed",
         )
     facts = run_facts(directory, run, state, tokenizer)
     return export_model(
@@ -124,8 +125,9 @@ def export_model(
     own_size = imported is None and tokenizer.vocab_size != config.vocab_size
     if own_size or tokenizer.vocab_size > config.vocab_size:
         raise CheckpointError(
+            "export.tokenizer_mismatch",
             f"the tokenizer {tokenizer.name} has {tokenizer.vocab_size:,} ids, the model's "
-            f"vocab_size is {config.vocab_size:,}: they do not belong together"
+            f"vocab_size is {config.vocab_size:,}: they do not belong together",
         )
     out = Path(out)
     with replacing(out) as draft:
@@ -159,9 +161,14 @@ def export_model(
 
 def _check_request(out: Path, dtype: str, shard_size: str) -> None:
     if dtype not in DTYPES:
-        raise ConfigError(f"--dtype {dtype!r}: expected one of {', '.join(DTYPES)}")
+        raise ConfigError(
+            "cli.invalid_option", f"--dtype {dtype!r}: expected one of {', '.join(DTYPES)}"
+        )
     if not re.fullmatch(r"[1-9]\d*[KMGT]I?B", shard_size.upper()):
-        raise ConfigError(f"--shard-size {shard_size!r}: expected a size such as 5GB or 500MB")
+        raise ConfigError(
+            "cli.invalid_option",
+            f"--shard-size {shard_size!r}: expected a size such as 5GB or 500MB",
+        )
     check_out(out)
 
 
@@ -185,7 +192,7 @@ def llama_state(model: CausalLM, config: ModelConfig, dtype: torch.dtype) -> dic
     Raises:
         CheckpointError: a weight is not finite, or not finite in `dtype`.
     """
-    state = dict(materialised(model).state_dict())
+    state = dict(materialized(model).state_dict())
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
         if name in state:
             state[name] = state[name][: config.vocab_size]
@@ -267,8 +274,9 @@ def write_tokenizer(
     ranks, characters = tokenizer.ranks, bytes_to_unicode()
     if max(ranks.values()) != len(ranks) - 1:
         raise CheckpointError(
+            "export.unsupported_tokenizer",
             f"the tokenizer {tokenizer.name} cannot be exported: {max(ranks.values()) + 1:,} ids "
-            f"but {len(ranks):,} ranks; the ids of a fast tokenizer must not have gaps"
+            f"but {len(ranks):,} ranks; the ids of a fast tokenizer must not have gaps",
         )
     names = {token: "".join(characters[byte] for byte in token) for token in ranks}
     ordered = sorted(ranks, key=ranks.__getitem__)
@@ -297,7 +305,7 @@ def write_tokenizer(
             for id in range(len(ranks), tokenizer.vocab_size)
         ]
     )
-    # An ordinary id may end the documents of a foreign data set; no special string then names it.
+    # An ordinary id may end the documents of a foreign dataset; no special string then names it.
     end = special.get(tokenizer.end_of_text, END_OF_TEXT)
     if add_bos:
         fast.post_processor = processors.TemplateProcessing(
@@ -329,7 +337,8 @@ def _compare_written(tokenizer: Tokenizer, folder: Path) -> None:
         compare_ids(tokenizer, lambda texts: encode_original(written, texts), "the export")
     except DataError as error:
         raise CheckpointError(
-            f"the tokenizer {tokenizer.name} cannot be exported: {error}"
+            "export.unsupported_tokenizer",
+            f"the tokenizer {tokenizer.name} cannot be exported: {error}",
         ) from None
 
 
@@ -352,7 +361,7 @@ def run_facts(
         "Learning rate": f"{run.optim.lr:g} peak, {run.optim.schedule}",
         "Precision": run.engine.precision,
         "Seed": str(run.seed),
-        "Data set fingerprint": state.get("data_fingerprint"),
+        "Dataset fingerprint": state.get("data_fingerprint"),
     }
     measured = directory.parent.parent / "evaluation" / directory.name / "perplexity.json"
     if measured.is_file():

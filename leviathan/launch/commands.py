@@ -70,7 +70,9 @@ def train_script() -> str:
     """
     script = Path(__file__).parents[2] / "launch" / "train.py"
     if not script.is_file():
-        raise ConfigError(f"{script}: missing; install leviathan from its repository (pip -e)")
+        raise ConfigError(
+            "launch.no_script", f"{script}: missing; install leviathan from its repository (pip -e)"
+        )
     here = Path.cwd()
     return str(script.relative_to(here) if script.is_relative_to(here) else script)
 
@@ -84,12 +86,20 @@ def commands(request: Request) -> list[Command]:
     if request.launcher == "slurm":
         return [_sbatch(request)]
     if request.nodes != 1:
-        raise ConfigError("--nodes is Slurm's: name the hosts in a --hostfile")
+        raise ConfigError(
+            "cli.conflicting_options", "--nodes is Slurm's: name the hosts in a --hostfile"
+        )
     if request.hosts and request.ranks is not None:
-        raise ConfigError("--ranks and --hostfile: the hostfile's slots say how many ranks")
+        raise ConfigError(
+            "cli.conflicting_options",
+            "--ranks and --hostfile: the hostfile's slots say how many ranks",
+        )
     if request.launcher == "deepspeed":
         if request.max_restarts:
-            raise ConfigError("--max-restarts is torchrun's: deepspeed does not restart ranks")
+            raise ConfigError(
+                "cli.conflicting_options",
+                "--max-restarts is torchrun's: deepspeed does not restart ranks",
+            )
         return _deepspeed(request)
     return _torchrun(request)
 
@@ -142,7 +152,10 @@ def _torchrun(request: Request) -> list[Command]:
 
 def _sbatch(request: Request) -> Command:
     if request.hosts or request.max_restarts:
-        raise ConfigError("--hostfile and --max-restarts are not Slurm's: it chooses the hosts")
+        raise ConfigError(
+            "cli.conflicting_options",
+            "--hostfile and --max-restarts are not Slurm's: it chooses the hosts",
+        )
     size = ("--nodes", str(request.nodes))
     if request.ranks is not None:
         size += ("--ntasks-per-node", str(request.ranks))

@@ -32,7 +32,9 @@ def read_hostfile(path: Path) -> list[Host]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise ConfigError(f"hostfile {path}: cannot be read: {error}") from None
+        raise ConfigError(
+            "hostfile.unreadable", f"hostfile {path}: cannot be read: {error}"
+        ) from None
     hosts: dict[str, Host] = {}
     wrong = []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -49,7 +51,9 @@ def read_hostfile(path: Path) -> list[Host]:
         else:
             hosts[match["name"]] = Host(match["name"], int(match["slots"]))
     if wrong:
-        raise ConfigError("\n".join(wrong))
+        raise ConfigError("hostfile.invalid", "\n".join(wrong))
     if not hosts:
-        raise ConfigError(f"hostfile {path}: names no host; expected lines like `node1 slots=8`")
+        raise ConfigError(
+            "hostfile.empty", f"hostfile {path}: names no host; expected lines like `node1 slots=8`"
+        )
     return list(hosts.values())

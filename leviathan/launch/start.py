@@ -36,7 +36,9 @@ def run_here(command: Command) -> NoReturn:
     try:
         os.execvpe(command.argv[0], command.argv, environment)
     except FileNotFoundError:
-        raise ConfigError(f"{command.argv[0]}: no such program on this machine") from None
+        raise ConfigError(
+            "launch.no_program", f"{command.argv[0]}: no such program on this machine"
+        ) from None
 
 
 @dataclass
@@ -98,7 +100,7 @@ def _open(command: Command, exported: dict[str, str]) -> _Session:
             start_new_session=True,  # Ctrl-C is for us to pass on
         )
     except FileNotFoundError:
-        raise ConfigError("ssh: no such program on this machine") from None
+        raise ConfigError("launch.no_program", "ssh: no such program on this machine") from None
     session = _Session(command.host.name, process)
     environment = exported | command.environment
     spec = {"argv": command.argv, "cwd": os.getcwd(), "environment": environment}  # noqa: PTH109
@@ -146,6 +148,8 @@ def exported_environment(folder: Path) -> dict[str, str]:
             name, equals, value = line.partition("=")
             if not equals or not name.strip().isidentifier():
                 said = f"{name!r} before =" if equals else "no ="  # what is behind may be a secret
-                raise ConfigError(f"{path}:{number}: {said}: expected NAME=value")
+                raise ConfigError(
+                    "launch.invalid_environment", f"{path}:{number}: {said}: expected NAME=value"
+                )
             found[name.strip()] = value.strip()
     return found

@@ -1,4 +1,4 @@
-"""Generation: the input table materialised once, a key-value cache, prompts side by side.
+"""Generation: the input table materialized once, a key-value cache, prompts side by side.
 
 A batch is padded on the left, so the newest token of every row stands in the last column; padding
 is masked and positions are counted from each row's own first token.
@@ -34,7 +34,7 @@ class Sampling:
     seed: int = 0
 
 
-def materialised(model: CausalLM) -> CausalLM:
+def materialized(model: CausalLM) -> CausalLM:
     """The same model with an input table in place of what generates it; the rest is shared.
 
     A model that has a table is returned as it is.
@@ -48,7 +48,7 @@ def materialised(model: CausalLM) -> CausalLM:
         for name, value in model.state_dict().items()
         if not name.startswith("model.embed_tokens.")
     }
-    state["model.embed_tokens.weight"] = model.model.embed_tokens.materialise()
+    state["model.embed_tokens.weight"] = model.model.embed_tokens.materialize()
     twin.load_state_dict(state, assign=True)
     return twin.train(model.training).requires_grad_(False)
 
@@ -78,7 +78,7 @@ def generate(
     how = sampling or Sampling()
     rows = list(range(len(prompts)))
     draws = [torch.Generator().manual_seed(how.seed + first_row + row) for row in rows]
-    decoding = Decoding(materialised(model), prompts)
+    decoding = Decoding(materialized(model), prompts)
     for _ in range(new_tokens):
         uniform = torch.tensor([float(torch.rand((), generator=draws[row])) for row in rows])
         chosen = pick(decoding.logits(), how, uniform)
@@ -126,7 +126,7 @@ class Decoding:
         self.model, self.config = model, model.config
         self.device = model.lm_head.weight.device
         embedding = model.model.embed_tokens
-        assert isinstance(embedding, UntiedEmbedding), "materialise first"
+        assert isinstance(embedding, UntiedEmbedding), "materialize first"
         self.table = embedding.weight
         self.head = model.lm_head.weight[: self.config.vocab_size]  # a view without padding rows
         self.layers = [cast(Block, layer) for layer in model.model.layers]

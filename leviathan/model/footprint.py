@@ -86,7 +86,8 @@ def layout_of(config: RunConfig, world_size: int, device: Device = "cuda") -> La
     replicas = getattr(engine, "replicas", 1)
     if world_size % tp or (world_size // tp) % replicas:
         raise ConfigError(
-            f"{world_size} ranks cannot be cut by parallel.tp={tp} and engine.replicas={replicas}"
+            "parallel.indivisible",
+            f"{world_size} ranks cannot be cut by parallel.tp={tp} and engine.replicas={replicas}",
         )
     dp, train = world_size // tp, config.train
     extra = getattr(engine, "extra", {}).get("zero_optimization", {})
@@ -150,7 +151,10 @@ def _sizes(text: str, tp: int) -> Sizes:
         shape = list(parameter.shape)
         if (dim := cut.get(name)) is not None:
             if shape[dim] % tp:
-                raise ConfigError(f"parallel.tp={tp} does not divide dimension {dim} of {name}")
+                raise ConfigError(
+                    "parallel.indivisible",
+                    f"parallel.tp={tp} does not divide dimension {dim} of {name}",
+                )
             shape[dim] //= tp
         else:
             whole += parameter.numel()
@@ -161,6 +165,9 @@ def _sizes(text: str, tp: int) -> Sizes:
         else:
             counts["rest"] += prod(shape)
     if config.n_kv_heads % tp:
-        raise ConfigError(f"parallel.tp={tp} does not divide n_kv_heads={config.n_kv_heads}")
+        raise ConfigError(
+            "parallel.indivisible",
+            f"parallel.tp={tp} does not divide n_kv_heads={config.n_kv_heads}",
+        )
     block = counts["block"]
     return Sizes(block, block * config.n_layers, counts["embedding"], counts["rest"], whole)

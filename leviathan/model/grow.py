@@ -29,19 +29,22 @@ def grow_vocabulary(
     embedding = config.embedding
     if not isinstance(embedding, DigitConfig) or embedding.base is None:
         raise ConfigError(
+            "grow.unsupported",
             f"an input embedding of kind {embedding.kind!r} cannot grow: its parameters depend on "
-            "the vocabulary's size; kinds that generate from digits can (leviathan)"
+            "the vocabulary's size; kinds that generate from digits can (leviathan)",
         )
     if vocab_size < old or rows < vocab_size:
         raise ConfigError(
+            "grow.shrinks",
             f"cannot grow from {old:,} ids to {vocab_size:,} in {rows:,} rows: ids are never taken "
-            "away, and each needs a row"
+            "away, and each needs a row",
         )
     room = embedding.base**embedding.digits
     if rows > room:
         raise ConfigError(
+            "grow.too_large",
             f"cannot grow to {rows:,} ids: {embedding.digits} digits in base {embedding.base} tell "
-            f"{room:,} apart; at most that many fit without changing the input embedding"
+            f"{room:,} apart; at most that many fit without changing the input embedding",
         )
     larger = config.model_copy(update={"vocab_size": vocab_size, "padded_vocab_size": rows})
     grown, state = CausalLM(larger).to(model.lm_head.weight), model.state_dict()

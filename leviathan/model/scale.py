@@ -145,8 +145,9 @@ def estimate(
     """
     if global_batch_size < layout.dp:
         raise ConfigError(
+            "parallel.batch_too_small",
             f"{global_batch_size} sequences a step cannot be spread over {layout.dp} data-parallel "
-            f"ranks: raise the batch to {layout.dp}, or tp"
+            f"ranks: raise the batch to {layout.dp}, or tp",
         )
     rows = -(-global_batch_size // layout.dp)
     micro_batches = -(-rows // layout.micro_batch_size)
@@ -230,7 +231,10 @@ def recommend(
     fitting = [each for each in found if each.fits]
     if not fitting:
         reason = refusal or "every layout needs more memory than an accelerator has"
-        raise ConfigError(f"{world_size} accelerators, {global_batch_size} sequences: {reason}")
+        raise ConfigError(
+            "parallel.indivisible",
+            f"{world_size} accelerators, {global_batch_size} sequences: {reason}",
+        )
     fastest = min(each.step_s for each in fitting)
     close = [each for each in fitting if each.step_s <= CLOSE * fastest]
     return min(close, key=_complexity)

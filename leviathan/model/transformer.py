@@ -131,7 +131,7 @@ class Decoder(nn.Module):
     def forward(
         self, input_ids: Tensor, unique_ids: Tensor | None = None, inverse: Tensor | None = None
     ) -> Tensor:
-        """`[B, T]` int64 → `[B, T, D]`, normalised."""
+        """`[B, T]` int64 → `[B, T, D]`, normalized."""
         x = self.embed_tokens(input_ids, unique_ids, inverse)
         cos, sin = (t.to(x.dtype) for t in rotary(input_ids.shape[1], self.config, x.device))
         for layer in self.layers:

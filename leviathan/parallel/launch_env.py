@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from leviathan.errors import OneRankError
+from leviathan.errors import LocalRankError
 from leviathan.parallel.ports import free_port
 
 
@@ -32,7 +32,7 @@ def read_launch_env(environ: MutableMapping[str, str] | None = None) -> LaunchEn
     In that case, and under srun, the variables torch.distributed needs are set.
 
     Raises:
-        OneRankError: only some of the launcher's variables are there, or one makes no sense.
+        LocalRankError: only some of the launcher's variables are there, or one makes no sense.
     """
     environ = os.environ if environ is None else environ
     if "RANK" not in environ and "WORLD_SIZE" not in environ:
@@ -43,9 +43,10 @@ def read_launch_env(environ: MutableMapping[str, str] | None = None) -> LaunchEn
         environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
         environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
     elif missing:
-        raise OneRankError(
+        raise LocalRankError(
+            "launch_env.incomplete",
             f"the launcher set some of {', '.join(needed)}, but not {', '.join(missing)}: "
-            "start the run through `deepspeed` or `torchrun`, or unset them to run alone"
+            "start the run through `deepspeed` or `torchrun`, or unset them to run alone",
         )
     world_size = _number(environ, "WORLD_SIZE", 1, 2**31 - 1)
     rank = _number(environ, "RANK", 0, world_size - 1)
@@ -61,9 +62,10 @@ def read_launch_env(environ: MutableMapping[str, str] | None = None) -> LaunchEn
 def _number(environ: Mapping[str, str], name: str, lowest: int, highest: int) -> int:
     text = environ[name]
     if not text.isdecimal() or not lowest <= int(text) <= highest:
-        raise OneRankError(
+        raise LocalRankError(
+            "launch_env.invalid",
             f"environment variable {name}={text}: expected a whole number from {lowest} to "
-            f"{highest}, as the launcher sets it; unset it to run alone"
+            f"{highest}, as the launcher sets it; unset it to run alone",
         )
     return int(text)
 
@@ -82,9 +84,10 @@ def _from_srun(environ: Mapping[str, str]) -> dict[str, str]:
     # The first host of a list such as "node[007-012,15],other" or "a1,a2".
     host = re.match(r"([^\[,]+)(?:\[(\d+)[^\]]*\]([^,]*))?", environ.get(needed[2], ""))
     if missing or not host:
-        raise OneRankError(
+        raise LocalRankError(
+            "launch_env.incomplete",
             f"srun started several tasks, but {', '.join(missing) or needed[2]} is not usable: "
-            "start the ranks with `srun torchrun …`, one torchrun a machine"
+            "start the ranks with `srun torchrun …`, one torchrun a machine",
         )
     tasks = _number(environ, "SLURM_STEP_NUM_TASKS", 1, 2**31 - 1)
     nodes = _number({"SLURM_STEP_NUM_NODES": "1", **environ}, "SLURM_STEP_NUM_NODES", 1, tasks)

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from leviathan.errors import ConfigError, LeviathanError, OneRankError
+from leviathan.errors import ConfigError, LeviathanError, LocalRankError
 from leviathan.parallel.launch_env import LaunchEnv
 
 T = TypeVar("T")
@@ -81,15 +81,12 @@ class Mesh:
             error = caught
         if not self.any(error is not None):
             return
-        said = self.gather(None if error is None else (_known_kind(error), str(error)))
-        kind, text = next(entry for entry in said if entry is not None)
-        if error is not None and (kind is None or str(error) == text):
+        known = error if isinstance(error, LeviathanError) else None
+        errors = self.gather(None if error is None else (known, str(error)))
+        first, text = next(entry for entry in errors if entry is not None)
+        if error is not None and (first is None or str(error) == text):
             raise error
-        raise (kind or RuntimeError)(text)
-
-
-def _known_kind(error: Exception) -> type[LeviathanError] | None:
-    return type(error) if isinstance(error, LeviathanError) else None
+        raise first or RuntimeError(text)
 
 
 def init_mesh(env: LaunchEnv, tp: int, timeout_s: float = 1800) -> Mesh:
@@ -102,15 +99,17 @@ def init_mesh(env: LaunchEnv, tp: int, timeout_s: float = 1800) -> Mesh:
     """
     if env.world_size % tp:
         raise ConfigError(
+            "parallel.indivisible",
             f"parallel.tp={tp} does not divide the world of {env.world_size} ranks: start a "
-            "multiple of it, or set a parallel.tp that divides them"
+            "multiple of it, or set a parallel.tp that divides them",
         )
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", env.local_rank) if cuda else torch.device("cpu")
     if cuda and env.local_rank >= (count := torch.cuda.device_count()):
-        raise OneRankError(
+        raise LocalRankError(
+            "launch_env.too_few_gpus",
             f"local rank {env.local_rank} sees {count} GPUs: start at most one rank a GPU, and let "
-            "every rank of a machine see all of its GPUs"
+            "every rank of a machine see all of its GPUs",
         )
     if cuda:
         torch.cuda.set_device(device)
@@ -122,8 +121,9 @@ def init_mesh(env: LaunchEnv, tp: int, timeout_s: float = 1800) -> Mesh:
         except (RuntimeError, ValueError, OSError) as error:
             at = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
             raise ConfigError(
+                "parallel.unreachable",
                 f"rank {env.rank} of {env.world_size} cannot reach the others at {at} "
-                f"(MASTER_ADDR:MASTER_PORT): {error}"
+                f"(MASTER_ADDR:MASTER_PORT): {error}",
             ) from error
         # Not sooner: DeepSpeed holds on to the group, and a second run in this process needs it.
         atexit.register(leave_mesh)

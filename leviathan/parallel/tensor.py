@@ -156,8 +156,9 @@ def apply_tp(model: nn.Module, group: dist.ProcessGroup) -> Layout:
     for name, parameter, shard in cut:
         if parameter.shape[shard.dim] % peers.size:
             raise ConfigError(
+                "parallel.indivisible",
                 f"parallel.tp={peers.size} does not divide dimension {shard.dim} of {name} "
-                f"{tuple(parameter.shape)}"
+                f"{tuple(parameter.shape)}",
             )
     for _, parameter, shard in cut:
         mine = parameter.chunk(peers.size, shard.dim)[peers.rank]

@@ -209,7 +209,8 @@ class Watch:
                 for rank, how in sorted(self._lost.items())[:16]
             )
             console.print(
-                f"error: rank {self.mesh.rank} of {self.mesh.world_size}: {who}. {self.what_to_do}",
+                f"error[parallel.rank_lost]: rank {self.mesh.rank} of {self.mesh.world_size}: "
+                f"{who}. {self.what_to_do}",
                 style="red",
                 markup=False,
             )

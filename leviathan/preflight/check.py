@@ -51,7 +51,7 @@ class Asked:
 
 
 def check(config: RunConfig, asked: Asked) -> Report:
-    """Looks at all of it; nothing is written but a remote data set's small files."""
+    """Looks at all of it; nothing is written but a remote dataset's small files."""
     report, world = Report(), asked.world_size
     report.figures["world_size"] = world
     report.say("configuration", "green", "every key and value is understood")
@@ -108,8 +108,9 @@ def find_target(asked: Asked) -> Target:
         if name not in DEVICES:
             known = ", ".join(["cpu", *DEVICES])
             raise ConfigError(
+                "cli.invalid_option",
                 f"--device {name}: not known; expected one of {known}, or say --memory-gb and "
-                "--peak-tflops"
+                "--peak-tflops",
             )
         room, peak = DEVICES[name]
     room = asked.memory_gb * 1e9 if asked.memory_gb is not None else room
@@ -128,10 +129,15 @@ def _check_launch(report: Report, asked: Asked) -> None:
     report.figures["commands"] = [str(command) for command in found]
     started = launching.world_size(request)
     if started is not None and started != world:
-        raise ConfigError(f"starts {started} ranks, not {world}: mend the hostfile's slots")
+        raise ConfigError(
+            "launch.wrong_ranks", f"starts {started} ranks, not {world}: mend the hostfile's slots"
+        )
     local = 0 if request.hosts or request.launcher == "slurm" else world
     if (seen := torch.cuda.device_count()) and local > seen:
-        raise ConfigError(f"{local} ranks here, but {seen} GPU(s): name the hosts in a --hostfile")
+        raise ConfigError(
+            "launch.too_few_gpus",
+            f"{local} ranks here, but {seen} GPU(s): name the hosts in a --hostfile",
+        )
     first = f"# on {found[0].host.name}: " if found[0].host else ""
     more = f" (and {len(found) - 1} more)" if found[1:] else ""
     report.say("launch", "green", f"{first}{found[0]}{more}")

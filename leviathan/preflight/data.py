@@ -1,4 +1,4 @@
-"""The data set: whole, with the model's vocabulary, and enough for the steps."""
+"""The dataset: whole, with the model's vocabulary, and enough for the steps."""
 
 from leviathan.config.schema import RunConfig
 from leviathan.data.dataset import Dataset, open_dataset, open_tokenizer
@@ -13,7 +13,7 @@ MANY_EPOCHS = 4  # beyond, repeated text is worth less and less (arXiv 2305.1626
 
 
 def check_data(report: Report, config: RunConfig, thorough: bool) -> DatasetInfo | None:
-    """Looks through the data set of a run; None where there is none that can be used.
+    """Looks through the dataset of a run; None where there is none that can be used.
 
     Args:
         report: gets the rows.
@@ -21,7 +21,7 @@ def check_data(report: Report, config: RunConfig, thorough: bool) -> DatasetInfo
         thorough: read and hash every byte, not only indices and sizes.
     """
     info = None
-    with report.about("data set"):
+    with report.about("dataset"):
         dataset = open_dataset(config.data, config.model.seq_len)
         info = dataset.info
         _check_files(report, config, dataset, thorough)
@@ -47,15 +47,13 @@ def _check_files(report: Report, config: RunConfig, dataset: Dataset, thorough: 
     if thorough and plain:
         verify(config.data.path)
     if verified:
-        report.say("data set", "green", f"{why}; every byte as it was written")
+        report.say("dataset", "green", f"{why}; every byte as it was written")
     elif thorough and without_hash:
-        report.say(
-            "data set", "amber", f"{why}; {without_hash:,} shards have no hash in index.json"
-        )
+        report.say("dataset", "amber", f"{why}; {without_hash:,} shards have no hash in index.json")
     elif thorough:
-        report.say("data set", "amber", f"{why}; shards of data.remote are compared when fetched")
+        report.say("dataset", "amber", f"{why}; shards of data.remote are compared when fetched")
     else:
-        report.say("data set", "green", f"{why}; sizes agree (--verify-data reads every byte)")
+        report.say("dataset", "green", f"{why}; sizes agree (--verify-data reads every byte)")
     report.figures["data"] = {
         "fingerprint": info.fingerprint,
         "rows": {name: split.rows for name, split in info.splits.items()},
@@ -68,12 +66,13 @@ def _check_tokenizer(report: Report, config: RunConfig, info: DatasetInfo) -> No
     tokenizer = open_tokenizer(config.data)
     if config.data.format is None and tokenizer.fingerprint != info.tokenizer.fingerprint:
         raise DataError(
-            f"{config.data.path}: the tokenizer differs from dataset.json: copy the files again"
+            "tokenizer.mismatch",
+            f"{config.data.path}: the tokenizer differs from dataset.json: copy the files again",
         )
     report.say(
         "tokenizer",
         "green",
-        f"{info.tokenizer.name}: {tokenizer.vocab_size:,} ids, as the data set and the model "
+        f"{info.tokenizer.name}: {tokenizer.vocab_size:,} ids, as the dataset and the model "
         f"have them; padded to {config.model.padded_vocab_size:,}",
     )
 

@@ -197,7 +197,7 @@ def _save(
 
 @contextmanager
 def _beside(config: RunConfig, mesh: Mesh) -> Iterator[Path]:
-    """A folder on the run folder's file system, and gone afterwards.
+    """A folder on the run folder's filesystem, and gone afterwards.
 
     Its name is always the same, so that what a killed probe has left goes with the next one.
     """

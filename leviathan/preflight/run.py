@@ -176,10 +176,14 @@ def check_folder(report: Report, config: RunConfig, info: DatasetInfo | None) ->
     existing = existing_folder(config.run_dir)
     if not (existing.is_dir() and os.access(existing, os.W_OK)):
         raise ConfigError(
-            f"{existing}: not a folder that may be written to; choose another run_dir"
+            "run_dir.not_writable",
+            f"{existing}: not a folder that may be written to; choose another run_dir",
         )
     if _at_work(config.run_dir / LOCK):
-        raise ConfigError(f"{config.run_dir}: another process is training there; wait, or stop it")
+        raise ConfigError(
+            "run_dir.locked",
+            f"{config.run_dir}: another process is training there; wait, or stop it",
+        )
     if there and info is not None:
         start = resumed_start(config, info, there[-1])
         report.figures["starts_at_step"] = start.step

@@ -58,8 +58,9 @@ def run_study(study: Study) -> dict[str, Any]:
     if failed:
         listed = "\n".join(f"  {name}: {_last_words(log)}" for name, log in failed.items())
         raise LeviathanError(
+            "experiment.runs_failed",
             f"{len(failed)} of {len(study.runs)} runs failed (each one's log lies beside it):\n"
-            f"{listed}\nThe same command tries them again."
+            f"{listed}\nThe same command tries them again.",
         )
     return plan_study(study)
 
@@ -68,15 +69,16 @@ def check_data(study: Study) -> None:
     """What the evaluations need is there before anything is trained for them.
 
     Raises:
-        DataError: a data set has no validation rows.
+        DataError: a dataset has no validation rows.
     """
     if not study.config.evaluate.frequency:
         return
     for data in {str(run.config.data.path): run.config.data for run in study.runs}.values():
         if (data.path / DATASET_FILE).is_file() and "val" not in DatasetInfo.load(data.path).splits:
             raise DataError(
+                "dataset.no_split",
                 f"{data.path}: has no 'val' split, on which runs are compared: prepare "
-                "it with `validation:`, or set evaluate.frequency=false"
+                "it with `validation:`, or set evaluate.frequency=false",
             )
 
 
@@ -96,7 +98,7 @@ def describe_study(study: Study) -> None:
 
 
 def prepare_text(text: TextConfig, sizes: Sequence[int | None]) -> None:
-    """The standard library as corpus, and per vocabulary a tokenizer and a data set of it.
+    """The standard library as corpus, and per vocabulary a tokenizer and a dataset of it.
 
     Raises:
         DataError: this Python has no library sources, or the folder cannot be written.
@@ -200,7 +202,7 @@ def _outcome(run_dir: Path) -> str:
 
 def _last_words(log: Path) -> str:
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("error: ")]
+    errors = [line for line in lines if line.startswith(("error[", "error: "))]
     return (errors or lines or ["ended without a word"])[-1][:300] + f" ({log})"
 
 

@@ -91,12 +91,12 @@ def load_study(path: Path, overrides: list[str] | None = None) -> Study:
             except ConfigError as error:
                 faults |= dict.fromkeys(str(error).splitlines())
     if faults:
-        raise ConfigError("\n".join(faults))
+        raise ConfigError("experiment.invalid", "\n".join(faults))
     return Study(path, config, runs)
 
 
 def data_folder(text: TextConfig, vocab_size: int | None) -> Path:
-    """Where the small data set of a vocabulary lies."""
+    """Where the small dataset of a vocabulary lies."""
     return text.folder / f"v{vocab_size or text.vocab_size}-t{text.seq_len}"
 
 

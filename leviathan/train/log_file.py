@@ -63,6 +63,7 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise LeviathanError(
+            "metrics.not_writable",
             f"{path}: cannot be written ({error}); the checkpoints saved so far stay: make room, "
-            "and the same command goes on from the newest"
+            "and the same command goes on from the newest",
         ) from error

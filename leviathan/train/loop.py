@@ -167,9 +167,10 @@ def _check_learned(config: RunConfig, optimizer_steps: int) -> None:
     """
     if optimizer_steps == 0:
         raise LeviathanError(
+            "train.all_steps_skipped",
             f"{config.run_dir}: all {config.train.steps:,} steps were skipped because loss or "
             "gradients were not finite: the weights are unchanged. Lower optim.lr, increase "
-            "optim.warmup_steps, or check the rows listed above, and choose another run_dir"
+            "optim.warmup_steps, or check the rows listed above, and choose another run_dir",
         )
 
 
@@ -295,6 +296,8 @@ def _warn_skipped(step: int, metrics: Metrics, limit: int, rows: Sequence[int]) 
     )
     if metrics.skipped_in_a_row >= limit:
         raise LeviathanError(
-            f"step {step:,}: {limit} steps in a row (optim.max_skipped) had loss or gradients that "
-            "are not finite: lower optim.lr, lengthen optim.warmup_steps, or look at the rows named"
+            "train.too_many_skips",
+            f"step {step:,}: loss or gradients were not finite in {limit} consecutive steps "
+            "(optim.max_skipped): lower optim.lr, lengthen optim.warmup_steps, or "
+            "inspect the samples listed above",
         )

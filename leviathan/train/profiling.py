@@ -49,14 +49,22 @@ def parse_wish(text: str | None, memory: bool, steps: int) -> ProfileWish | None
     """
     if text is None:
         if memory:
-            raise ConfigError("--memory-snapshot covers the steps of --profile: give that as well")
+            raise ConfigError(
+                "cli.conflicting_options",
+                "--memory-snapshot covers the steps of --profile: give that as well",
+            )
         return None
     found = re.fullmatch(r"steps=(\d+)(?:-(\d+))?", text)
     if found is None:
-        raise ConfigError(f"--profile {text}: expected steps=FIRST-LAST, as in steps=10-12")
+        raise ConfigError(
+            "cli.invalid_option", f"--profile {text}: expected steps=FIRST-LAST, as in steps=10-12"
+        )
     first, last = int(found[1]), int(found[2] or found[1])
     if not 1 <= first <= last <= steps:
-        raise ConfigError(f"--profile {text}: expected steps between 1 and train.steps={steps}")
+        raise ConfigError(
+            "cli.invalid_option",
+            f"--profile {text}: expected steps between 1 and train.steps={steps}",
+        )
     return ProfileWish(first, last, memory)
 
 

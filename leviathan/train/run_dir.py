@@ -85,11 +85,14 @@ def _lock(run_dir: Path) -> TextIO:
             raise
     except BlockingIOError:
         raise ConfigError(
+            "run_dir.locked",
             f"run_dir={run_dir}: another process is training there (its ranks stand in run.json): "
-            "wait for it, stop it, or choose another run_dir"
+            "wait for it, stop it, or choose another run_dir",
         ) from None
     except OSError as error:
-        raise ConfigError(f"run_dir={run_dir}: cannot be used ({error})") from None
+        raise ConfigError(
+            "run_dir.not_writable", f"run_dir={run_dir}: cannot be used ({error})"
+        ) from None
     return lock
 
 
@@ -98,7 +101,7 @@ def find_start(config: RunConfig, info: DatasetInfo, mesh: Mesh) -> Start:
 
     Raises:
         ConfigError: the folder holds a run with another configuration.
-        CheckpointError: no checkpoint is whole, or the data set is another one.
+        CheckpointError: no checkpoint is whole, or the dataset is another one.
     """
     checkpoint = newest_whole(config.run_dir, mesh)
     with mesh.together():
@@ -135,20 +138,21 @@ def _former_id(run_dir: Path) -> str | None:
 
 
 def resumed_start(config: RunConfig, info: DatasetInfo, checkpoint: Path) -> Start:
-    """Where a checkpoint stands, if it is of this run and of this data set.
+    """Where a checkpoint stands, if it is of this run and of this dataset.
 
     Raises:
         ConfigError: its configuration is another one.
-        CheckpointError: it was trained on another data set, or its state is damaged.
+        CheckpointError: it was trained on another dataset, or its state is damaged.
     """
     _same_run(config, read_run_config(checkpoint), checkpoint)
     state = read_state(checkpoint, step=int, tokens=int, skipped=int, data_fingerprint=str)
     if state["data_fingerprint"] != info.fingerprint:
         raise CheckpointError(
-            f"{checkpoint}: trained on another data set (fingerprint "
+            "run_dir.other_dataset",
+            f"{checkpoint}: trained on another dataset (fingerprint "
             f"{state['data_fingerprint'][:12]}…) than {config.data.path} "
             f"({info.fingerprint[:12]}…): point data.path to the former, or "
-            "choose another run_dir"
+            "choose another run_dir",
         )
     run_id = state.get("tracker_id") or _former_id(config.run_dir) or _new_id()
     return Start(state["step"], state["tokens"], state["skipped"], checkpoint, run_id)
@@ -164,10 +168,11 @@ def _same_run(config: RunConfig, former: RunConfig, source: Path) -> None:
     ]
     if differing:
         raise ConfigError(
+            "run_dir.other_config",
             f"run_dir={config.run_dir} holds a run with another configuration "
             f"({source.name}):\n  "
             + "\n  ".join(differing)
-            + "\nGo on with the former values, or choose another run_dir."
+            + "\nGo on with the former values, or choose another run_dir.",
         )
 
 

@@ -79,8 +79,9 @@ def check_room(config: RunConfig, world_size: int = 1) -> None:
     free = shutil.disk_usage(config.run_dir).free
     if free < size:
         raise CheckpointError(
+            "checkpoint.no_space",
             f"{config.run_dir}: {free / 1e6:,.1f} MB are free, but one checkpoint of this "
-            f"model takes {size / 1e6:,.1f} MB: make room, or choose another run_dir"
+            f"model takes {size / 1e6:,.1f} MB: make room, or choose another run_dir",
         )
     if free < wanted:
         say(

@@ -43,8 +43,9 @@ def check_packages(tracking: TrackingConfig) -> None:
         if asked and find_spec(package) is None:
             off = "null" if package == "wandb" else "false"
             raise ConfigError(
+                "tracking.not_installed",
                 f"tracking.{package}: the package {package} is not installed: pip install "
-                f"'leviathan[{package}]', or set tracking.{package}={off}"
+                f"'leviathan[{package}]', or set tracking.{package}={off}",
             )
 
 

@@ -1,4 +1,4 @@
-"""A small run on the tiny data set, for the tests that launch one."""
+"""A small run on the tiny dataset, for the tests that launch one."""
 
 import pytest
 import yaml
@@ -7,7 +7,7 @@ from runs import STEPS
 
 @pytest.fixture(scope="module")
 def run_file(tiny_dataset, tmp_path_factory):
-    """A run of two ranks on the tiny data set; `run_dir` is given on the command line."""
+    """A run of two ranks on the tiny dataset; `run_dir` is given on the command line."""
     folder = tmp_path_factory.mktemp("runs")
     run = {
         "run_dir": str(folder / "run"),

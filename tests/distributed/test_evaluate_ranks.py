@@ -57,7 +57,7 @@ def shared_work():
     def square(number):
         done.append(number)
         if number == 99:
-            raise DataError("99 is damaged")
+            raise DataError("shard.corrupt", "99 is damaged")
         return number * number
 
     found = ranks.map(square, range(8))
@@ -152,7 +152,7 @@ def test_tasks_of_two_ranks_are_those_of_one(trained, tmp_path):
 def test_ranks_refuse_with_one_message(trained, arguments, message):
     done = leviathan(2, *(trained[0] if word == "RUN" else word for word in arguments))
     assert done.returncode != 0  # torchrun's own is 1, with its table of failed ranks
-    told = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    told = [line for line in done.stderr.splitlines() if line.startswith("error[")]
     assert len(told) == 1, done.stderr
     assert message in told[0]
     assert 'Traceback (most recent call last):\n  File "' + str(REPOSITORY) not in done.stderr

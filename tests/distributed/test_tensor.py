@@ -71,7 +71,7 @@ def differences(embedding, **shape):
     logits = [m.logits(ids) for m in (whole, cut)]
     off["logits"] = far(logits[1][..., real], logits[0][..., real])
     off["padding"] = float(torch.isfinite(logits[1][..., real.stop :]).sum())
-    off["table"] = far(*(m.model.embed_tokens.materialise() for m in (cut, whole)))
+    off["table"] = far(*(m.model.embed_tokens.materialize() for m in (cut, whole)))
     return off, sum(layout.cut(name) is not None for name in expected), len(expected)
 
 

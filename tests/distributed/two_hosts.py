@@ -1,6 +1,6 @@
 """Two hosts on one machine: network namespaces with a name, an address and an sshd each.
 
-They share the file system, as the nodes of a cluster do, and the process table, as no cluster does:
+They share the filesystem, as the nodes of a cluster do, and the process table, as no cluster does:
 `processes` tells which are whose. Needs root, iproute2, openssh-server and (for pdsh) pdsh.
 """
 

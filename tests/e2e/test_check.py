@@ -100,7 +100,7 @@ def test_what_will_not_work_is_red_and_all_of_it_is_told(run_file):
     assert done.returncode == 2
     rows = {row["what"]: row for row in json.loads(done.stdout)["rows"]}
     red = {what for what, row in rows.items() if row["verdict"] == "red"}
-    assert red == {"ranks", "data set", "port"}
+    assert red == {"ranks", "dataset", "port"}
     assert "raise it to at least 16" in rows["ranks"]["why"]
     assert str(os.getpid()) in rows["port"]["why"]
     _, rows = checked(run_file, "model.vocab_size=500", status=2)

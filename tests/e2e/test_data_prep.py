@@ -171,7 +171,7 @@ def test_the_format_of_other_converters_is_a_configuration() -> None:
 
     from leviathan.config.schema import DataConfig
 
-    section = README.split("## Data sets of other converters")[1]
+    section = README.split("## Datasets of other converters")[1]
     block = re.search(r"^```yaml\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
     assert block is not None
     config = DataConfig.model_validate(yaml.safe_load(block[1])["data"])

@@ -85,13 +85,29 @@ RUN = ["train", "configs/run/quickstart.yaml"]
 @pytest.mark.parametrize(
     ("arguments", "rank", "expected"),
     [
-        (["prep", "nofile.yaml", "executor=rank"], "1", "error: nofile.yaml: no such"),
-        (["data", "verify", "no/such/folder"], "1", "error: no data set at no/such/folder"),
-        (["data", "merge", "no/such/folder"], "x", "error: no/such/folder holds no slices"),
+        (
+            ["prep", "nofile.yaml", "executor=rank"],
+            "1",
+            "error[config.not_found]: nofile.yaml: no such",
+        ),
+        (
+            ["data", "verify", "no/such/folder"],
+            "1",
+            "error[dataset.not_found]: no dataset at no/such/folder",
+        ),
+        (
+            ["data", "merge", "no/such/folder"],
+            "x",
+            "error[merge.no_slices]: no/such/folder holds no slices",
+        ),
         ([*RUN, "train.steps=0"], "0", "greater than 0"),
         ([*RUN, "train.steps=0"], "1", None),  # rank 0 says the same
         (RUN, "x", "RANK=x: expected a whole number"),
-        (RUN, "7", "error: rank 7: environment variable RANK=7: expected a whole number"),
+        (
+            RUN,
+            "7",
+            "error[launch_env.invalid]: rank 7: environment variable RANK=7: expected",
+        ),
     ],
 )
 def test_each_process_tells_its_own_errors(arguments, rank, expected):

@@ -55,7 +55,7 @@ def test_messages(capsys):
     url = f"https://me:{SECRET}@host/a"
     say(f"reading {url}")
     assert "reading https://***@host/a" in capsys.readouterr().err
-    assert str(DataError(f"{url}: gone")) == "https://***@host/a: gone"
+    assert str(DataError("url.unreachable", f"{url}: gone")) == "https://***@host/a: gone"
 
 
 def test_messages_about_a_configuration(tmp_path):

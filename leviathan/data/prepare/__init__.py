@@ -1,4 +1,4 @@
-"""Corpus → data set: find files, read documents, tokenise file by file, pack into MDS rows."""
+"""Corpus → dataset: find files, read documents, tokenize file by file, pack into MDS rows."""
 
 from leviathan.data.prepare.merge import merge
 from leviathan.data.prepare.pipeline import prepare

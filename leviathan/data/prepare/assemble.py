@@ -1,4 +1,4 @@
-"""Finished parts → the finished data set: layouts, shards, counts, tokenizer, `dataset.json`."""
+"""Finished parts → the finished dataset: layouts, shards, counts, tokenizer, `dataset.json`."""
 
 import difflib
 import hashlib
@@ -29,14 +29,14 @@ from leviathan.data.prepare.layout import Choice, Layout, Part, lay_out
 from leviathan.data.prepare.ledger import Ledger
 from leviathan.data.prepare.pack import pack
 from leviathan.data.prepare.pool import Pool
-from leviathan.data.prepare.tokenise import TRAIN, VAL
+from leviathan.data.prepare.tokenize import TRAIN, VAL
 from leviathan.data.tokenizer import Tokenizer
 from leviathan.errors import DataError
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a data set is made of, and what is to be said of it.
+    """What a dataset is made of, and what is to be said of it.
 
     Attributes:
         subsets: names; their places are the numbers that `Part.subset_of` gives.
@@ -62,7 +62,7 @@ class NothingToTrainOn(DataError):
 
 
 def assemble(recipe: Recipe, ledger: Ledger, pool: Pool) -> DatasetInfo:
-    """Writes the data set that `recipe` describes; `dataset.json` last.
+    """Writes the dataset that `recipe` describes; `dataset.json` last.
 
     Raises:
         NothingToTrainOn: the training split would be empty.
@@ -123,7 +123,7 @@ def fingerprint(
     subsets: Sequence[str],
     splits: Mapping[str, SplitInfo],
 ) -> str:
-    """sha256 over what the data set says: tokenizer, row length, subsets and every shard's hash."""
+    """sha256 over what the dataset says: tokenizer, row length, subsets and every shard's hash."""
     shards = {
         name: [shard.raw_data.hashes.sha256 for shard in read_index(out / name)]
         for name in sorted(splits)
@@ -143,7 +143,9 @@ def epochs(mixing: Mapping[str, float], subsets: Sequence[str]) -> np.ndarray | 
             lower = {subset.lower(): subset for subset in subsets}
             near = difflib.get_close_matches(name.lower(), lower, n=1)
             hint = f"did you mean {lower[near[0]]!r}?" if near else f"it has {', '.join(subsets)}"
-            raise DataError(f"mixing: the corpus has no subset {name!r}; {hint}")
+            raise DataError(
+                "prep.unknown_subset", f"mixing: the corpus has no subset {name!r}; {hint}"
+            )
     if not mixing:
         return None
     return np.array([mixing.get(name, 1.0) for name in subsets])
@@ -164,9 +166,10 @@ def _lay_out_all(recipe: Recipe) -> dict[str, Layout]:
                 layouts[name] = layout
             elif choice.split == TRAIN:
                 raise NothingToTrainOn(
+                    "prep.nothing_to_train_on",
                     "no documents are left for training, all of them are held out or left out: "
                     "hold out fewer (validation.paths, validation.fraction), raise the weights of "
-                    "mixing, or add files to source.paths"
+                    "mixing, or add files to source.paths",
                 )
     return layouts
 

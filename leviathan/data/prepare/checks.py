@@ -9,7 +9,7 @@ from leviathan.config.schema import PrepConfig
 from leviathan.console import say
 from leviathan.data.format import REJECTS_FILE, DatasetInfo
 from leviathan.data.prepare.records import bad_lines
-from leviathan.data.prepare.tokenise import PartInfo
+from leviathan.data.prepare.tokenize import PartInfo
 from leviathan.errors import DataError
 
 # max_reject_fraction counts from here on: of five lines, one bad one says nothing yet.
@@ -35,10 +35,11 @@ def check_rejects(parts: Mapping[Path, PartInfo], limit: float, share: float = 1
         with (folder / REJECTS_FILE).open(encoding="utf-8") as file:
             first = json.loads(file.readline())
         raise DataError(
+            "prep.too_many_rejects",
             f"{rejected:,} of {lines:,} lines are bad, more than max_reject_fraction={limit}; the "
             f"first is {first['file']}:{first['line']}: {first['reason']}. Finished files are "
             "kept: repair the bad ones, or raise max_reject_fraction, and run the same "
-            "`leviathan prep` again"
+            "`leviathan prep` again",
         )
 
 
@@ -120,11 +121,12 @@ def _refuse_filters_without_names(infos: Sequence[PartInfo], config: PrepConfig)
     records = sum(info.unnamed + info.misnamed for info in infos)
     of = f"none of {records:,} records has" if records else "no document (plain text) has"
     raise DataError(
+        "prep.no_subsets",
         f"{' and '.join(keys)} cannot be applied: {of} a subset name at {_subset_place(config)}, "
         f"so all count as {config.source.default_subset!r}. Set source.subset_key "
         "(source.hub.subset_column) to the column or path of the names, or remove "
         f"{' and '.join(keys)}; then remove the folder {config.out}, whose files were tokenized "
-        "with these settings, or choose another out"
+        "with these settings, or choose another out",
     )
 
 
@@ -147,15 +149,17 @@ def check_documents(infos: Sequence[PartInfo], config: PrepConfig) -> None:
     rejected = sum(info.rejected for info in infos)
     if not any(info.bytes for info in infos):
         raise DataError(
+            "prep.no_documents",
             f"no documents in {', '.join(info.path for info in infos[:5])}: only empty files "
-            "(0 bytes); download or copy them again"
+            "(0 bytes); download or copy them again",
         )
     _check_records_name_subsets(infos, config)
     if not documents:
         raise DataError(
+            "prep.no_documents",
             f"no documents in {', '.join(info.path for info in infos[:5])}: "
             f"{sum(info.empty for info in infos)} empty texts, {bad_lines(rejected)}, "
-            f"{sum(sum(info.excluded.values()) for info in infos)} left out by source.subsets"
+            f"{sum(sum(info.excluded.values()) for info in infos)} left out by source.subsets",
         )
     _check_names_exist(infos, config)
     seen: dict[str, PartInfo] = {}

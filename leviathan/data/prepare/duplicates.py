@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from leviathan.data.prepare.layout import SLICE_DOCUMENTS, Keep, Part
-from leviathan.data.prepare.tokenise import TRAIN
+from leviathan.data.prepare.tokenize import TRAIN
 
 _BUCKET_DOCUMENTS = 1 << 20
 _MOST_BUCKETS = 512  # files open at once

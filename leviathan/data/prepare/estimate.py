@@ -12,13 +12,13 @@ from leviathan.console import say
 from leviathan.data.format import token_dtype
 from leviathan.data.prepare.reader import Document, read
 from leviathan.data.prepare.source import Source
-from leviathan.data.prepare.tokenise import DOCUMENT_DTYPE, Task
+from leviathan.data.prepare.tokenize import DOCUMENT_DTYPE, Task
 from leviathan.data.show import size_text
 from leviathan.data.tokenizer import Tokenizer, UnencodableText
 from leviathan.errors import DataError
 
 _SAMPLE_DOCUMENTS = 500
-_SAMPLE_CHARACTERS = 200_000  # tokenised: 0.1 s
+_SAMPLE_CHARACTERS = 200_000  # tokenized: 0.1 s
 _ROW_OVERHEAD = 36  # bytes of a row beside its tokens
 _RECORD = DOCUMENT_DTYPE.itemsize
 
@@ -28,7 +28,7 @@ class DiskUse:
     """Bytes that a preparation will take, estimated.
 
     Attributes:
-        parts: the tokenised files, kept until the end.
+        parts: the tokenized files, kept until the end.
         data_set: the shards.
         free: bytes free where they will lie.
     """
@@ -54,12 +54,12 @@ def announce(
     """Estimates the disk use from the beginning of a file and says it.
 
     Args:
-        pending: what is still to be tokenised.
+        pending: what is still to be tokenized.
         packed: what will be packed into shards here.
-        tokenizer: of the data set.
-        seq_len: of the data set.
+        tokenizer: of the dataset.
+        seq_len: of the dataset.
         epochs: how often a document is taken at most (mixing).
-        out: the data set's folder.
+        out: the dataset's folder.
 
     Returns:
         The estimate; None where sizes are not known or nothing can be read.
@@ -74,18 +74,18 @@ def announce(
         return None  # told by the preparation itself, with file and line
     if sample is None:
         return None
-    to_tokenise, to_pack = (sum(filter(None, each)) for each in sizes)
+    to_tokenize, to_pack = (sum(filter(None, each)) for each in sizes)
     width = np.dtype(token_dtype(tokenizer.vocab_size)).itemsize
     row = (seq_len + 1) * width + _ROW_OVERHEAD
     use = DiskUse(
-        parts=round(to_tokenise * (sample.tokens * width + sample.documents * _RECORD)),
+        parts=round(to_tokenize * (sample.tokens * width + sample.documents * _RECORD)),
         data_set=round(to_pack * sample.tokens / seq_len * row * epochs),
         free=shutil.disk_usage(next(p for p in (out, *out.absolute().parents) if p.exists())).free,
     )
     say(
-        f"about {sample.tokens * to_tokenise:,.0f} tokens to make: {size_text(use.parts)} for the "
-        f"parts and {size_text(use.data_set)} for the data set, of {size_text(use.free)} free; the "
-        "parts go when the data set is done"
+        f"about {sample.tokens * to_tokenize:,.0f} tokens to make: {size_text(use.parts)} for the "
+        f"parts and {size_text(use.data_set)} for the dataset, of {size_text(use.free)} free; the "
+        "parts go when the dataset is done"
     )
     if not use.fits:
         say(

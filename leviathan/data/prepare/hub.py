@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face Hub, read as a stream: one of their shards is one task."""
+"""Datasets of the Hugging Face Hub, read as a stream: one of their shards is one task."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ from leviathan.errors import DataError
 
 @dataclass(frozen=True)
 class HubSource(Source):
-    """One shard of one split of a data set, at one version of it.
+    """One shard of one split of a dataset, at one version of it.
 
     Attributes:
         origin: what the version is known by: the commit, or the state of a local folder's files.
@@ -50,7 +50,7 @@ class HubSource(Source):
 
 
 def find_hub(hub: HubConfig, key: str = "source.hub") -> list[Source]:
-    """The shards of a Hub data set, or of a local folder that `datasets` can load.
+    """The shards of a Hub dataset, or of a local folder that `datasets` can load.
 
     With several splits (`train+test`, `all`), the shards are ordered by split.
 
@@ -72,7 +72,8 @@ def find_hub(hub: HubConfig, key: str = "source.hub") -> list[Source]:
                 continue
             if column not in columns and column.partition(".")[0] not in columns:
                 raise DataError(
-                    f"{key} {hub.id}: no column {column!r} (columns: {', '.join(columns)})"
+                    "hub.no_column",
+                    f"{key} {hub.id}: no column {column!r} (columns: {', '.join(columns)})",
                 )
         count, origin = stream.num_shards, _origin(builder, single)
         sources += [HubSource(single, index, count, origin) for index in range(count)]
@@ -86,7 +87,7 @@ def _split_names(builder: Any, hub: HubConfig, key: str) -> list[str]:
     if names == ["all"] and known and "all" not in known:
         return known
     if len(set(names)) < len(names):
-        raise DataError(f"{key} {hub.id}: {hub.split!r} names a split twice")
+        raise DataError("hub.duplicate_split", f"{key} {hub.id}: {hub.split!r} names a split twice")
     return names
 
 
@@ -97,7 +98,10 @@ def read_hub(
     builder = _builder(source.hub, source.hub.revision)
     stream = _stream(builder, source.hub)
     if (stream.num_shards, _origin(builder, source.hub)) != (source.count, source.origin):
-        raise DataError(f"{source.name}: the data set has changed meanwhile: run the command again")
+        raise DataError(
+            "hub.changed",
+            f"{source.name}: the dataset has changed meanwhile: run the command again",
+        )
     rows = iter(stream.shard(num_shards=source.count, index=source.index))
     number = 0
     while True:
@@ -107,7 +111,8 @@ def read_hub(
             return
         except Exception as error:  # what a damaged shard raises depends on its format
             raise DataError(
-                f"{source.name}: cannot be read after row {number:,} ({_reason(error)})"
+                "hub.unreadable",
+                f"{source.name}: cannot be read after row {number:,} ({_reason(error)})",
             ) from None
         number += 1
         try:
@@ -133,8 +138,10 @@ def _builder(hub: HubConfig, revision: str | None, key: str = "source.hub") -> A
     datasets.disable_progress_bars()
     try:
         return datasets.load_dataset_builder(hub.id, hub.config, revision=revision)
-    except Exception as error:  # from the Hub, from the network, from the data set's own format
-        raise DataError(f"{key} {hub.id}: cannot be loaded ({_reason(error)})") from None
+    except Exception as error:  # from the Hub, from the network, from the dataset's own format
+        raise DataError(
+            "hub.not_loaded", f"{key} {hub.id}: cannot be loaded ({_reason(error)})"
+        ) from None
 
 
 def _stream(builder: Any, hub: HubConfig, key: str = "source.hub") -> Any:
@@ -143,7 +150,7 @@ def _stream(builder: Any, hub: HubConfig, key: str = "source.hub") -> Any:
     except Exception as error:
         is_missing = str(error).startswith("Bad split")
         problem = f"no split {hub.split!r}" if is_missing else f"{hub.split!r} cannot be read"
-        raise DataError(f"{key} {hub.id}: {problem} ({_reason(error)})") from None
+        raise DataError("hub.not_loaded", f"{key} {hub.id}: {problem} ({_reason(error)})") from None
 
 
 def _origin(builder: Any, hub: HubConfig) -> str:

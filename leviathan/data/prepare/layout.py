@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from leviathan.data.prepare.tokenise import DOCUMENT_DTYPE
+from leviathan.data.prepare.tokenize import DOCUMENT_DTYPE
 
 SLICE_DOCUMENTS = 1 << 16
 
@@ -40,7 +40,7 @@ class Ids(Protocol):
 
 @dataclass(frozen=True)
 class IdFile:
-    """Ids in a plain file, as tokenising writes them."""
+    """Ids in a plain file, as tokenizing writes them."""
 
     path: Path
     dtype: str
@@ -65,11 +65,11 @@ class Keep:
 
 @dataclass(frozen=True)
 class Part:
-    """One tokenised corpus file.
+    """One tokenized corpus file.
 
     Attributes:
         table: file of its DOCUMENT_DTYPE records.
-        subset_of: uint16, the data set's subset number for each of the part's own.
+        subset_of: uint16, the dataset's subset number for each of the part's own.
         keep: which documents are no duplicates; None keeps all.
         only: of the part's own subsets, the one that is wanted; None: all.
     """

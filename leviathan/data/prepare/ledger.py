@@ -30,7 +30,7 @@ from leviathan.data.format import (
     WORK_FOLDER,
 )
 from leviathan.data.prepare.texts import TextFolder
-from leviathan.data.prepare.tokenise import PartInfo, Task
+from leviathan.data.prepare.tokenize import PartInfo, Task
 from leviathan.data.tokenizer import META_FILE, RANKS_FILE
 from leviathan.errors import DataError
 
@@ -76,7 +76,7 @@ def _made(out: Path) -> Iterator[None]:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DataError(f"cannot write to {out}: {error.strerror}") from None
+        raise DataError("output.not_writable", f"cannot write to {out}: {error.strerror}") from None
     try:
         yield
     finally:
@@ -89,9 +89,11 @@ def _locked(path: Path, kind: int, taken: str) -> Iterator[None]:
     try:
         descriptor = _lock(path, kind)
     except BlockingIOError:
-        raise DataError(taken) from None
+        raise DataError("prep.locked", taken) from None
     except OSError as error:
-        raise DataError(f"cannot write to {path.parent}: {error.strerror}") from None
+        raise DataError(
+            "output.not_writable", f"cannot write to {path.parent}: {error.strerror}"
+        ) from None
     try:
         yield
     finally:
@@ -137,8 +139,9 @@ class Ledger:
         if not path.is_file():
             if others:
                 raise DataError(
+                    "prep.not_empty",
                     f"{out} is not empty (it holds {', '.join(others[:5])}) and was not begun by "
-                    "`leviathan prep`: choose another out, or empty it"
+                    "`leviathan prep`: choose another out, or empty it",
                 )
             try:
                 self.work.mkdir(exist_ok=True)
@@ -178,9 +181,10 @@ class Ledger:
                 name for name, *_ in set(map(tuple, there)) ^ set(map(tuple, request["inputs"]))
             }
             raise DataError(
+                "prep.other_sources",
                 f"the other slices of {self.out} were begun with other input files than are found "
                 f"now (for example {min(differ)}): give every slice the same files, or remove "
-                f"{self.work}"
+                f"{self.work}",
             )
         write_atomic(path, json.dumps(request, indent=2).encode())
 
@@ -233,7 +237,7 @@ class Ledger:
             shutil.rmtree(self.work)
 
     def close(self) -> None:
-        """Removes the work folder; the data set is finished."""
+        """Removes the work folder; the dataset is finished."""
         shutil.rmtree(self.work)
         for leftover in _leftovers(self.out):
             leftover.unlink()
@@ -248,16 +252,18 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_bytes()))
     except (ValueError, TypeError):
-        raise DataError(f"{path} is damaged: remove {path.parent} and prepare again") from None
+        raise DataError(
+            "prep.corrupt", f"{path} is damaged: remove {path.parent} and prepare again"
+        ) from None
 
 
 def is_finished(out: Path) -> bool:
-    """Whether `out` holds a finished data set."""
+    """Whether `out` holds a finished dataset."""
     return (out / DATASET_FILE).is_file()
 
 
 def tidy(out: Path) -> None:
-    """Removes what runs killed at their very end have left beside a finished data set."""
+    """Removes what runs killed at their very end have left beside a finished dataset."""
     work = out / WORK_FOLDER
     if work.exists() or (out / LOCK_FILE).exists() or _leftovers(out):
         with suppress(DataError), sole_writer(out):
@@ -284,6 +290,7 @@ def check_same(found: dict[str, Any], wanted: dict[str, Any], out: Path) -> None
     ]
     if differ:
         raise DataError(
-            f"{out} holds a data set of another configuration; what differs: {'; '.join(differ)}. "
-            "Choose another out, or remove that folder."
+            "prep.other_config",
+            f"{out} holds a dataset of another configuration; what differs: {'; '.join(differ)}. "
+            "Choose another out, or remove that folder.",
         )

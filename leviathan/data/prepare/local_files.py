@@ -89,8 +89,9 @@ def _folders_below(folder: Path, above: tuple[tuple[int, int], ...]) -> Iterator
 
 def _unreadable(folder: Path, error: OSError) -> DataError:
     return DataError(
+        "source.unreadable",
         f"{printable(str(folder))}: this folder cannot be read ({error.strerror}): make it "
-        "readable, or give the paths of the files to read"
+        "readable, or give the paths of the files to read",
     )
 
 

@@ -20,7 +20,7 @@ from leviathan.data.prepare.ledger import (
 )
 from leviathan.data.prepare.pipeline import pack_parts, told
 from leviathan.data.prepare.pool import open_local_pool
-from leviathan.data.prepare.tokenise import PartInfo
+from leviathan.data.prepare.tokenize import PartInfo
 from leviathan.data.tokenizer import load_tokenizer
 from leviathan.errors import DataError
 
@@ -29,7 +29,7 @@ def merge(out: Path, others: Sequence[Path], workers: int = 1) -> dict[str, Any]
     """Packs the parts that slices have left in `out`, or in folders of their own.
 
     Returns:
-        `DatasetInfo.summary()` of the finished data set in `out`.
+        `DatasetInfo.summary()` of the finished dataset in `out`.
 
     Raises:
         DataError: a part is missing, a slice is still at work, or the folders do not belong
@@ -47,7 +47,9 @@ def merge(out: Path, others: Sequence[Path], workers: int = 1) -> dict[str, Any]
     if missing := {out, *others} - set(begun) - {out}:
         raise _no_slice(min(missing))
     if not begun:
-        raise DataError(f"{out} holds no slices: run `leviathan prep … executor=rank` first")
+        raise DataError(
+            "merge.no_slices", f"{out} holds no slices: run `leviathan prep … executor=rank` first"
+        )
     with ExitStack() as stack:
         for folder in dict.fromkeys([out, *begun]):
             stack.enter_context(sole_writer(folder))
@@ -71,8 +73,14 @@ def merge(out: Path, others: Sequence[Path], workers: int = 1) -> dict[str, Any]
 
 def _no_slice(folder: Path) -> DataError:
     if not folder.exists():
-        return DataError(f"{folder} does not exist: name the folders that slices were written to")
-    return DataError(f"{folder} holds no slice: it was not made by `leviathan prep executor=rank`")
+        return DataError(
+            "merge.not_found",
+            f"{folder} does not exist: name the folders that slices were written to",
+        )
+    return DataError(
+        "merge.no_slices",
+        f"{folder} holds no slice: it was not made by `leviathan prep executor=rank`",
+    )
 
 
 def _check_merged(folder: Path, info: DatasetInfo, out: Path) -> None:
@@ -91,8 +99,9 @@ def _check_merged(folder: Path, info: DatasetInfo, out: Path) -> None:
     fingerprint = {"tokenizer_fingerprint": identity.get("tokenizer_fingerprint")}
     if info.config | tokenizer != request["config"] | fingerprint or made_of != wanted:
         raise DataError(
+            "merge.other_config",
             f"{out} is complete, and was made of other files, or with another configuration, than "
-            f"the slices in {folder}: merge those into another folder"
+            f"the slices in {folder}: merge those into another folder",
         )
 
 
@@ -115,18 +124,22 @@ def _gather(
             (other.content, other.sha256) != (info.content, info.sha256) for other in described
         ):
             raise DataError(
+                "merge.conflicting_parts",
                 f"the parts {', '.join(map(str, found))} contradict each other or are not of "
-                f"{name}: remove them and run their slice again"
+                f"{name}: remove them and run their slice again",
             )
         if info.rejected and config.on_error == "fail":
-            raise DataError(f"{found[0]} leaves out bad lines, but on_error=fail is asked for")
+            raise DataError(
+                "merge.rejects", f"{found[0]} leaves out bad lines, but on_error=fail is asked for"
+            )
         folders.append(found[0])
         infos.append(info)
     if missing:
         names = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if missing[5:] else "")
         raise DataError(
-            f"{len(missing)} of {len(inputs)} files are not tokenised yet: {names}; run the slices "
-            "again that make them, or name the folders that hold them"
+            "merge.incomplete",
+            f"{len(missing)} of {len(inputs)} files are not tokenized yet: {names}; run the slices "
+            "again that make them, or name the folders that hold them",
         )
     check_rejects(dict(zip(folders, infos, strict=True)), config.max_reject_fraction)
     return folders, infos
@@ -138,7 +151,8 @@ def _request_of(works: Sequence[Path]) -> dict[str, Any]:
     for work, request in zip(works, requests, strict=True):
         if request != requests[0]:
             raise DataError(
+                "merge.other_config",
                 f"{work.parent} was made of other files, or with another configuration, than "
-                f"{works[0].parent}: give every slice the same"
+                f"{works[0].parent}: give every slice the same",
             )
     return requests[0]

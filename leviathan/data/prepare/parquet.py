@@ -76,7 +76,9 @@ def _read_local(
     except (pyarrow.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # an error of the system; a bad checksum is an OSError without errno
-        raise DataError(f"{name}: damaged parquet file ({error}); {AGAIN}") from None
+        raise DataError(
+            "source.corrupt", f"{name}: damaged parquet file ({error}); {AGAIN}"
+        ) from None
 
 
 def needed_columns(schema: Any, name: str, reading: Reading) -> list[str]:
@@ -88,11 +90,16 @@ def needed_columns(schema: Any, name: str, reading: Reading) -> list[str]:
     paths = {reading.text_key: reading.text_path, reading.subset_key: reading.subset_path}
     for column in [each for key, path in paths.items() for each in (path[0], key)]:
         if schema.names.count(column) > 1:
-            raise DataError(f"{name}: {schema.names.count(column)} columns are named {column!r}")
+            raise DataError(
+                "source.duplicate_column",
+                f"{name}: {schema.names.count(column)} columns are named {column!r}",
+            )
     text = _columns_at(schema, reading.text_path, reading.text_key)
     if not text:
         found = ", ".join(_leaves(schema))
-        raise DataError(f"{name}: no column {reading.text_key!r} (columns: {found})")
+        raise DataError(
+            "source.no_column", f"{name}: no column {reading.text_key!r} (columns: {found})"
+        )
     return list(
         dict.fromkeys([*text, *_columns_at(schema, reading.subset_path, reading.subset_key)])
     )

@@ -1,7 +1,7 @@
 """The whole preparation: `prepare(config)`.
 
-Files are tokenised independently (and in parallel) into parts, then packed into shards that are
-independent of each other as well. So the bytes of the data set follow from the inputs and the
+Files are tokenized independently (and in parallel) into parts, then packed into shards that are
+independent of each other as well. So the bytes of the dataset follow from the inputs and the
 configuration alone, and a killed run continues with what it had finished.
 """
 
@@ -42,13 +42,13 @@ from leviathan.data.prepare.records import bad_lines
 from leviathan.data.prepare.slices import Slice, take_slice
 from leviathan.data.prepare.source import Source, Split
 from leviathan.data.prepare.sources import find_splits
-from leviathan.data.prepare.tokenise import PartInfo, Task, remember_encoder, tokenise
+from leviathan.data.prepare.tokenize import PartInfo, Task, remember_encoder, tokenize
 from leviathan.data.tokenizer import Tokenizer, load_tokenizer
 from leviathan.errors import DataError
 
 # Keys that do not change which bytes are written …
 _FREE_KEYS = {"out", "workers", "executor", "backend", "on_error", "max_reject_fraction"}
-# … and one that does not change the parts, so that a slip in it costs no tokenising.
+# … and one that does not change the parts, so that a slip in it costs no tokenizing.
 _PACKING_KEYS = {"mixing"}
 _UNSTORED_KEYS = {"out", "workers", "executor", "backend"}
 
@@ -56,16 +56,16 @@ Inputs = list[tuple[Source, Split]]
 
 
 def prepare(config: PrepConfig) -> dict[str, Any]:
-    """Makes the data set `config.out`, or continues it, or says that it is complete.
+    """Makes the dataset `config.out`, or continues it, or says that it is complete.
 
-    With `executor: rank`, only this process's slice of the input files is tokenised.
+    With `executor: rank`, only this process's slice of the input files is tokenized.
 
     Returns:
-        `DatasetInfo.summary()` of the finished data set; of a slice, what it holds.
+        `DatasetInfo.summary()` of the finished dataset; of a slice, what it holds.
 
     Raises:
         DataError: bad input, another configuration's folder, a second writer, a full disk …
-            Nothing that could be taken for a finished data set is left behind.
+            Nothing that could be taken for a finished dataset is left behind.
     """
     part = take_slice() if config.executor == "rank" else None
     inputs = find_splits(config)
@@ -85,7 +85,7 @@ def prepare(config: PrepConfig) -> dict[str, Any]:
             _open_pool(config) as pool,
         ):
             tasks = _begin(config, inputs, tokenizer, ledger)
-            infos = _tokenise_all(list(enumerate(tasks)), inputs, tokenizer, ledger, config, pool)
+            infos = _tokenize_all(list(enumerate(tasks)), inputs, tokenizer, ledger, config, pool)
             folders = [task.part for task in tasks]
             return pack_parts(config, infos, folders, tokenizer, ledger, pool).summary()
 
@@ -105,12 +105,13 @@ def told(out: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise DataError(
+            "prep.stopped",
             f"preparing {out} stopped: {error}. Finished files are kept: repair the "
-            "cause and run the same command again."
+            "cause and run the same command again.",
         ) from error
 
 
-# ---------------------------------------------------------------- tokenising
+# ---------------------------------------------------------------- tokenizing
 
 
 def _begin(config: PrepConfig, inputs: Inputs, tokenizer: Tokenizer, ledger: Ledger) -> list[Task]:
@@ -149,7 +150,7 @@ def _prepare_slice(
         tasks = _begin(config, inputs, tokenizer, ledger)
         mine = list(enumerate(tasks))[part.rank :: part.world]
         ledger.mark_slice(part.rank, part.world, done=False)
-        infos = _tokenise_all(mine, [], tokenizer, ledger, config, pool)
+        infos = _tokenize_all(mine, [], tokenizer, ledger, config, pool)
         ledger.mark_slice(part.rank, part.world, done=True)
     say(
         f"slice {part.rank} of {part.world}: {len(infos)} of {len(tasks)} files are done; after "
@@ -164,7 +165,7 @@ def _prepare_slice(
     }
 
 
-def _tokenise_all(
+def _tokenize_all(
     tasks: Sequence[tuple[int, Task]],
     packed: Inputs,
     tokenizer: Tokenizer,
@@ -183,7 +184,7 @@ def _tokenise_all(
     ledger.clear_leftovers([task for _, task in tasks])
     done = {index: info for index, task in tasks if (info := ledger.finished(task))}
     if done:
-        say(f"continuing: {len(done)} of {len(tasks)} files were already tokenised")
+        say(f"continuing: {len(done)} of {len(tasks)} files were already tokenized")
     sizes = {index: task.source.size() or 0 for index, task in tasks}
     # The largest first, so that no worker begins a long one when the others are done.
     pending = dict(
@@ -207,7 +208,7 @@ def _tokenise_all(
     if len(pending) > 1:
         pool.start()
     total, start = sum(sizes.values()) or None, sum(sizes[index] for index in done)
-    with progress_bar("tokenising (bytes)", total=total, start=start) as bar:
+    with progress_bar("tokenizing (bytes)", total=total, start=start) as bar:
 
         def finish(index: int, info: PartInfo) -> None:
             done[index] = info
@@ -217,7 +218,7 @@ def _tokenise_all(
                 parts = {task.part: done[number] for number, task in tasks if number in done}
                 check_rejects(parts, config.max_reject_fraction, share)
 
-        pool.run(tokenise, pending, bar.advance, finish)
+        pool.run(tokenize, pending, bar.advance, finish)
     return [done[index] for index, _ in tasks]
 
 
@@ -232,14 +233,14 @@ def pack_parts(
     ledger: Ledger,
     pool: Pool,
 ) -> DatasetInfo:
-    """Makes the data set of finished parts.
+    """Makes the dataset of finished parts.
 
     Args:
         config: what was asked for.
         infos: description of each part.
         folders: where each part lies.
         tokenizer: of the ids.
-        ledger: of the data set's folder.
+        ledger: of the dataset's folder.
         pool: where shards are written.
 
     Raises:
@@ -309,8 +310,9 @@ def _already_finished(config: PrepConfig, inputs: Inputs) -> dict[str, Any]:
         check_same({"tokenizer": info.tokenizer.fingerprint}, {"tokenizer": found}, config.out)
     if info.rejected and config.on_error == "fail":
         raise DataError(
+            "prep.rejects",
             f"{config.out} leaves out {bad_lines(info.rejected)} (on_error=quarantine), but "
-            "on_error=fail is asked for: choose another out"
+            "on_error=fail is asked for: choose another out",
         )
     then = [(source.path, source.bytes, source.split) for source in info.sources]
     size_then = {(source.path, source.split): source.bytes for source in info.sources}
@@ -322,8 +324,9 @@ def _already_finished(config: PrepConfig, inputs: Inputs) -> dict[str, Any]:
     if then != now:
         changed = sorted({item[0] for item in set(then) ^ set(now)})
         raise DataError(
+            "prep.other_sources",
             f"{config.out} is complete, but was made from other files than are there now "
-            f"({', '.join(changed[:5])}): choose another out, or remove that folder"
+            f"({', '.join(changed[:5])}): choose another out, or remove that folder",
         )
     tidy(config.out)
     say(f"{config.out} is complete: {info.splits['train'].rows:,} training rows. Nothing to do.")

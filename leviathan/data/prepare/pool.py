@@ -111,8 +111,9 @@ class _Processes:
                     finish(running.pop(future), future.result())
         except BrokenProcessPool:
             raise DataError(
+                "prep.worker_died",
                 "a worker process died (out of memory?): run the same command again, with fewer "
-                "workers if it happens again"
+                "workers if it happens again",
             ) from None
 
     def start(self) -> None:

@@ -24,15 +24,17 @@ def open_ray_pool() -> Iterator["_Cluster"]:
         import ray  # pyright: ignore[reportMissingImports] - an extra
     except ImportError:
         raise ConfigError(
-            "executor=ray needs Ray: pip install 'leviathan[ray]', or use executor=local"
+            "ray.not_installed",
+            "executor=ray needs Ray: pip install 'leviathan[ray]', or use executor=local",
         ) from None
     address = os.environ.get("RAY_ADDRESS", "auto")
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError) as error:
         raise ConfigError(
+            "ray.unreachable",
             f"executor=ray: no Ray cluster at {address} ({error}): start one with `ray start "
-            "--head`, set RAY_ADDRESS, or use executor=local"
+            "--head`, set RAY_ADDRESS, or use executor=local",
         ) from None
     try:
         yield _Cluster(ray)
@@ -88,8 +90,9 @@ class _Cluster:
             raise
         except errors.RayError as error:
             raise DataError(
+                "ray.task_lost",
                 f"a task was lost by the Ray cluster ({type(error).__name__}): run the same "
-                "command again"
+                "command again",
             ) from error
 
 

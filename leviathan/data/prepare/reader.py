@@ -48,7 +48,7 @@ def read(
 
     Args:
         source: jsonl, plain or packed as zst (every frame) or gz; parquet; a folder of texts; a
-            shard of a Hub data set.
+            shard of a Hub dataset.
         on_bytes: told the number of stored bytes read, as they are read.
         digest: fed with every byte of the source.
         reading: where text and subset stand; as in The Pile if not given.

@@ -38,16 +38,21 @@ def take_slice(environment: MutableMapping[str, str] = os.environ) -> Slice:
             last = _number(environment, "SLURM_ARRAY_TASK_MAX")
             if last - first + 1 != world:
                 raise ConfigError(
+                    "slices.invalid_array",
                     f"executor=rank: the array's tasks {first} to {last} are not {world} in a row: "
-                    "start it as --array=0-N, without steps or gaps"
+                    "start it as --array=0-N, without steps or gaps",
                 )
     else:
         raise ConfigError(
+            "slices.no_rank",
             "executor=rank: neither RANK and WORLD_SIZE nor SLURM_ARRAY_TASK_ID is set: set them, "
-            "start an array job, or use executor=local"
+            "start an array job, or use executor=local",
         )
     if not 0 <= rank < world:
-        raise ConfigError(f"executor=rank: slice {rank} of {world} does not exist ({names})")
+        raise ConfigError(
+            "slices.invalid_rank",
+            f"executor=rank: slice {rank} of {world} does not exist ({names})",
+        )
     return Slice(rank, world)
 
 
@@ -55,7 +60,9 @@ def _number(environment: MutableMapping[str, str], name: str) -> int:
     try:
         return int(environment[name])
     except KeyError:
-        raise ConfigError(f"executor=rank: {name} is not set") from None
+        raise ConfigError("slices.no_rank", f"executor=rank: {name} is not set") from None
     except ValueError:
         found = environment[name]
-        raise ConfigError(f"executor=rank: {name}={found!r} is not a number") from None
+        raise ConfigError(
+            "slices.invalid_rank", f"executor=rank: {name}={found!r} is not a number"
+        ) from None

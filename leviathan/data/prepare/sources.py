@@ -37,7 +37,10 @@ def find_splits(config: PrepConfig) -> list[tuple[Source, Split]]:
         verb = "is" if len(both) == 1 else "are"
         say(f"{first_names(both)} {verb} held out for validation and not used for training")
     if not training:
-        raise DataError("every file of source.paths is held out: nothing is left to train on")
+        raise DataError(
+            "source.all_held_out",
+            "every file of source.paths is held out: nothing is left to train on",
+        )
     splits: list[tuple[Source, Split]] = [(source, kind) for source in _grouped(training)]
     return splits + [(source, "val") for source in _grouped(held_out.values())]
 
@@ -124,8 +127,9 @@ def _check_names(sources: Iterable[ByteSource]) -> None:
             source.name.encode()
         except UnicodeEncodeError:
             raise DataError(
+                "source.name_not_utf8",
                 f"{printable(source.name)}: this file name is not UTF-8 (bytes shown as \\x…): "
-                "rename the file or its folder"
+                "rename the file or its folder",
             ) from None
 
 
@@ -137,7 +141,9 @@ def _find_local(pattern: str) -> list[ByteSource]:
         listing.warn(pattern)
         return keep_corpus_files(map(FileSource, listing.files), pattern)
     if path.exists():
-        raise DataError(f"{pattern} is not a regular file: give files, folders or globs")
+        raise DataError(
+            "source.not_regular", f"{pattern} is not a regular file: give files, folders or globs"
+        )
     if path.is_symlink():
-        raise DataError(f"{pattern} is a broken link to {path.readlink()}")
-    raise DataError(f"no such file or folder: {pattern} (in {Path.cwd()})")
+        raise DataError("source.broken_link", f"{pattern} is a broken link to {path.readlink()}")
+    raise DataError("source.not_found", f"no such file or folder: {pattern} (in {Path.cwd()})")

@@ -1,6 +1,6 @@
-"""`leviathan data split`: a finished data set → one complete data set per subset.
+"""`leviathan data split`: a finished dataset → one complete dataset per subset.
 
-Nothing is tokenised again: every document ends with end-of-text, so the documents are found in the
+Nothing is tokenized again: every document ends with end-of-text, so the documents are found in the
 rows, and their ids are read from there.
 """
 
@@ -22,7 +22,7 @@ from leviathan.data.prepare.layout import Choice, Part
 from leviathan.data.prepare.ledger import Ledger, check_same, is_finished, sole_writer
 from leviathan.data.prepare.pipeline import told
 from leviathan.data.prepare.pool import Pool, open_local_pool
-from leviathan.data.prepare.tokenise import DOCUMENT_DTYPE, TRAIN, VAL
+from leviathan.data.prepare.tokenize import DOCUMENT_DTYPE, TRAIN, VAL
 from leviathan.data.tokenizer import Tokenizer, load_tokenizer
 from leviathan.errors import DataError
 
@@ -203,7 +203,10 @@ def _tables(
         yield table
         on_rows(shard.samples)
     if length:
-        raise DataError(f"{rows.directory}: its last document does not end: verify the data set")
+        raise DataError(
+            "dataset.corrupt",
+            f"{rows.directory}: its last document does not end: verify the dataset",
+        )
 
 
 def _new_ids(content: ShardContent, is_first: bool) -> np.ndarray:

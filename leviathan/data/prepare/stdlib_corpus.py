@@ -72,8 +72,9 @@ def write_stdlib_corpus(
     training, held_out = _collect(max_bytes)
     if len(training) < shards or not held_out:
         raise DataError(
+            "corpus.too_few_texts",
             f"only {len(training)} texts found in {_library()} for {shards} shards: this Python "
-            "came without its library's sources, or max_bytes is too small"
+            "came without its library's sources, or max_bytes is too small",
         )
     texts = training + held_out
     files = {f"train-{shard:02}.jsonl.zst": training[shard::shards] for shard in range(shards)}
@@ -95,7 +96,9 @@ def write_stdlib_corpus(
             write_atomic(out / name, content)
         write_atomic(out / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
     except OSError as error:
-        raise DataError(f"cannot write the corpus to {out}: {error.strerror}") from None
+        raise DataError(
+            "output.not_writable", f"cannot write the corpus to {out}: {error.strerror}"
+        ) from None
     return manifest
 
 

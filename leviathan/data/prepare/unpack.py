@@ -41,7 +41,7 @@ def sniff(source: ByteSource) -> Kind:
         if problem is None and b"\0" in head:
             problem = f"a binary file of no kind we read (it begins with {head[:8]!r})"
         if problem is not None:
-            raise DataError(f"{source.name}: {problem}")
+            raise DataError("source.corrupt", f"{source.name}: {problem}")
     return kind or "jsonl"
 
 
@@ -75,15 +75,22 @@ def named(source: ByteSource) -> Iterator[None]:
     try:
         yield
     except gzip.BadGzipFile as error:
-        raise DataError(f"{source.name}: damaged gzip file ({error}); {AGAIN}") from None
+        raise DataError(
+            "source.corrupt", f"{source.name}: damaged gzip file ({error}); {AGAIN}"
+        ) from None
     except OSError as error:
-        raise DataError(f"{source.name}: cannot be read ({error.strerror or error})") from None
+        raise DataError(
+            "source.unreadable", f"{source.name}: cannot be read ({error.strerror or error})"
+        ) from None
     except EOFError:
         raise DataError(
-            f"{source.name}: truncated gzip file: it ends in the middle of a stream; {AGAIN}"
+            "source.truncated",
+            f"{source.name}: truncated gzip file: it ends in the middle of a stream; {AGAIN}",
         ) from None
     except zlib.error as error:
-        raise DataError(f"{source.name}: damaged gzip file ({error}); {AGAIN}") from None
+        raise DataError(
+            "source.corrupt", f"{source.name}: damaged gzip file ({error}); {AGAIN}"
+        ) from None
 
 
 def unpack(
@@ -143,7 +150,8 @@ class _ZstdFrames(io.RawIOBase):
                 self._rest = b""
                 if not packed and self._frame is not None:
                     raise DataError(
-                        f"{self._name}: truncated: the last zstd frame does not end; {AGAIN}"
+                        "source.truncated",
+                        f"{self._name}: truncated: the last zstd frame does not end; {AGAIN}",
                     )
                 if not packed:
                     return 0
@@ -153,7 +161,9 @@ class _ZstdFrames(io.RawIOBase):
             try:
                 unpacked = self._frame.decompress(packed, len(buffer))
             except self._error as error:
-                raise DataError(f"{self._name}: damaged zstd file ({error}); {AGAIN}") from None
+                raise DataError(
+                    "source.corrupt", f"{self._name}: damaged zstd file ({error}); {AGAIN}"
+                ) from None
             if self._frame.eof:
                 self._rest, self._frame = self._frame.unused_data, None
             if unpacked:

@@ -14,12 +14,12 @@ from leviathan.data.prepare.source import ByteSource, keep_corpus_files
 from leviathan.errors import DataError
 
 _BLOCK = 1 << 23
-# Where the various file systems say which version of a file this is.
+# Where the various filesystems say which version of a file this is.
 _VERSIONS = ("ETag", "etag", "blob_id", "md5Hash", "mtime", "LastModified", "last_modified")
 
 
 def is_url(pattern: str) -> bool:
-    """Whether `pattern` names something on a file system of fsspec."""
+    """Whether `pattern` names something on a filesystem of fsspec."""
     return "://" in pattern
 
 
@@ -55,7 +55,7 @@ class UrlSource(ByteSource):
         fs, path = file_system(self.url)
         try:
             file = fs.open(path, "rb", block_size=_BLOCK, cache_type="readahead")
-        except Exception as error:  # every file system has its own
+        except Exception as error:  # every filesystem has its own
             raise readable_error(error) from None
         return _Whole(file, self.length)  # pyright: ignore[reportReturnType] - as FileIO is
 
@@ -106,11 +106,13 @@ def find_urls(pattern: str) -> list[ByteSource]:
         return [_source(fs, path, pattern)]
     except FileNotFoundError as error:
         reason = f" ({error.__cause__})" if error.__cause__ is not None else ""
-        raise DataError(f"no such file or folder: {pattern}{reason}") from None
+        raise DataError("source.not_found", f"no such file or folder: {pattern}{reason}") from None
     except DataError:
         raise
     except Exception as error:
-        raise DataError(f"{pattern}: cannot be reached ({readable_error(error)})") from None
+        raise DataError(
+            "url.unreachable", f"{pattern}: cannot be reached ({readable_error(error)})"
+        ) from None
 
 
 def _find_local(fs: Any, path: str, pattern: str) -> list[ByteSource]:
@@ -118,7 +120,7 @@ def _find_local(fs: Any, path: str, pattern: str) -> list[ByteSource]:
     if Path(path).is_file():
         return [_source(fs, path, pattern)]
     if (listing := list_local(Path(path))) is None:
-        raise DataError(f"no such file or folder: {pattern}")
+        raise DataError("source.not_found", f"no such file or folder: {pattern}")
     listing.warn(pattern)
     return keep_corpus_files(_sources(fs, map(str, listing.files)), pattern)
 
@@ -134,7 +136,7 @@ def _sources(fs: Any, paths: Any) -> list[ByteSource]:
 def _source(fs: Any, path: str, url: str) -> UrlSource:
     info = fs.info(path)
     if info.get("type") == "directory":
-        raise DataError(f"{url} is a folder: end it with a slash")
+        raise DataError("source.is_folder", f"{url} is a folder: end it with a slash")
     version = next((str(info[key]) for key in _VERSIONS if info.get(key)), "unknown")
     size = info.get("size")
     local = _is_local(fs)

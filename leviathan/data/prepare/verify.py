@@ -1,4 +1,4 @@
-"""`leviathan data verify`: reads every byte of a data set and counts again."""
+"""`leviathan data verify`: reads every byte of a dataset and counts again."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -60,7 +60,7 @@ class ShardFacts:
 
 
 def verify(directory: Path, workers: int = 1) -> dict[str, Any]:
-    """Re-hashes every shard and re-counts every row, document and id of a data set.
+    """Re-hashes every shard and re-counts every row, document and id of a dataset.
 
     Returns:
         `DatasetInfo.summary()` with `"verified": True`.
@@ -81,11 +81,14 @@ def verify(directory: Path, workers: int = 1) -> dict[str, Any]:
                 _verify_counts(directory / COUNTS_FILE, counts)
     found = fingerprint(directory, tokenizer.fingerprint, info.seq_len, info.subsets, info.splits)
     if found != info.fingerprint:
-        raise DataError(f"{directory}: the fingerprint in dataset.json is not that of its shards")
+        raise DataError(
+            "verify.fingerprint",
+            f"{directory}: the fingerprint in dataset.json is not that of its shards",
+        )
     _verify_totals(directory, info)
     for path in _unknown(directory, info):
         say(
-            f"warning: {path} is no part of the data set: nothing reads it; if it is not yours, "
+            f"warning: {path} is no part of the dataset: nothing reads it; if it is not yours, "
             "an interrupted run left it",
             style="yellow",
         )
@@ -93,7 +96,7 @@ def verify(directory: Path, workers: int = 1) -> dict[str, Any]:
 
 
 def _unknown(directory: Path, info: DatasetInfo) -> list[Path]:
-    """What lies in the data set's folders and is none of its files."""
+    """What lies in the dataset's folders and is none of its files."""
     known = {directory / name for name in (*OWN_FILES, *info.splits)}
     found = list(directory.iterdir())
     for name in info.splits:
@@ -108,12 +111,14 @@ def _unknown(directory: Path, info: DatasetInfo) -> list[Path]:
 def _check_tokenizer(directory: Path, info: DatasetInfo, tokenizer: Tokenizer) -> None:
     if tokenizer.fingerprint != info.tokenizer.fingerprint:
         raise DataError(
-            f"{directory}: tokenizer.tiktoken is not the tokenizer of dataset.json (fingerprint)"
+            "verify.tokenizer",
+            f"{directory}: tokenizer.tiktoken is not the tokenizer of dataset.json (fingerprint)",
         )
     if tokenizer.vocab_size != info.vocab_size:
         raise DataError(
+            "verify.tokenizer",
             f"{directory / DATASET_FILE}: vocab_size is {info.vocab_size}, the tokenizer has "
-            f"{tokenizer.vocab_size} ids"
+            f"{tokenizer.vocab_size} ids",
         )
 
 
@@ -165,7 +170,7 @@ def _verify_split(
         first_id, first_document, last_id, next_document = ends[number]
         # The last id of a row is the first of the next: that one's document goes on, or ends there.
         if number and (first_id, first_document) != before:
-            raise DataError(f"{check.path}: does not continue the shard before it")
+            raise DataError("verify.order", f"{check.path}: does not continue the shard before it")
         before = last_id, next_document
     _compare(data / name, info, info.split(name), counts, documents, ids, lengths)
     return counts
@@ -179,10 +184,13 @@ def check_shard(check: ShardCheck, on_rows: Callable[[float], Any]) -> ShardFact
     """
     shard = read_shard(check.path, check.seq_len, check.dtype)
     if shard.sha256 != check.sha256:
-        raise DataError(f"{check.path}: damaged: its sha256 is not the one in index.json")
+        raise DataError(
+            "verify.hash", f"{check.path}: damaged: its sha256 is not the one in index.json"
+        )
     if len(shard.n_valid) != check.rows:
         raise DataError(
-            f"{check.path}: holds {len(shard.n_valid)} rows, index.json says {check.rows}"
+            "verify.samples",
+            f"{check.path}: holds {len(shard.n_valid)} rows, index.json says {check.rows}",
         )
     _check_rows(check, shard)
     counts = np.zeros(check.vocab_size, np.int64)
@@ -201,7 +209,8 @@ def check_shard(check: ShardCheck, on_rows: Callable[[float], Any]) -> ShardFact
             shard.first_document[rows] != expected
         ).any():
             raise DataError(
-                f"{check.path}: first_document or subsets do not fit the end-of-text ids"
+                "verify.documents",
+                f"{check.path}: first_document or subsets do not fit the end-of-text ids",
             )
         is_new = np.arange(check.seq_len + 1) < shard.n_valid[rows, None]
         is_new[:, 0] = False
@@ -227,15 +236,20 @@ def _check_rows(check: ShardCheck, shard: ShardContent) -> None:
     width = check.seq_len + 1
     may_be_short = check.rows - 1 if check.last else check.rows
     if (shard.n_valid[:may_be_short] != width).any() or not 1 < shard.n_valid[-1] <= width:
-        raise DataError(f"{check.path}: a row before the last one is not full")
+        raise DataError("verify.order", f"{check.path}: a row before the last one is not full")
     beyond = np.flatnonzero((shard.tokens >= check.vocab_size).any(axis=1))
     if len(beyond) or shard.subsets.max() >= check.subsets:
         where = f"row {check.first_row + beyond[0]}" if len(beyond) else "a row"
-        raise DataError(f"{check.path}: {where} holds an id beyond the vocabulary or the subsets")
+        raise DataError(
+            "verify.invalid_id",
+            f"{check.path}: {where} holds an id beyond the vocabulary or the subsets",
+        )
     broken = np.flatnonzero(shard.tokens[1:, 0] != shard.tokens[:-1, -1])
     if len(broken):
         number = check.first_row + int(broken[0]) + 1
-        raise DataError(f"{check.path}: row {number} does not continue row {number - 1}")
+        raise DataError(
+            "verify.order", f"{check.path}: row {number} does not continue row {number - 1}"
+        )
 
 
 def _compare(
@@ -250,19 +264,22 @@ def _compare(
     """Holds what was counted against `dataset.json`."""
     if (documents.sum(), counts.sum()) != (split.documents, split.ids):
         raise DataError(
+            "verify.totals",
             f"{folder}: {documents.sum()} documents and {counts.sum()} ids, dataset.json says "
-            f"{split.documents} and {split.ids}"
+            f"{split.documents} and {split.ids}",
         )
     if (text_bytes := int(counts @ lengths)) != split.bytes_of_text:
         raise DataError(
-            f"{folder}: {text_bytes} bytes of text, dataset.json says {split.bytes_of_text}"
+            "verify.totals",
+            f"{folder}: {text_bytes} bytes of text, dataset.json says {split.bytes_of_text}",
         )
     for number, name in enumerate(info.subsets):
         found, said = (documents[number], ids[number]), split.subsets.get(name)
         if split.subsets and found != ((said.documents, said.ids) if said else (0, 0)):
             raise DataError(
+                "verify.totals",
                 f"{folder}: {found[0]} documents and {found[1]} ids of {name!r}, dataset.json says "
-                f"{said.documents if said else 0} and {said.ids if said else 0}"
+                f"{said.documents if said else 0} and {said.ids if said else 0}",
             )
 
 
@@ -270,9 +287,11 @@ def _verify_counts(path: Path, counts: np.ndarray) -> None:
     try:
         stored = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{path}: missing or damaged ({error})") from None
+        raise DataError("verify.token_counts", f"{path}: missing or damaged ({error})") from None
     if not np.array_equal(stored, counts):
-        raise DataError(f"{path}: not the counts of the ids in the training split")
+        raise DataError(
+            "verify.token_counts", f"{path}: not the counts of the ids in the training split"
+        )
 
 
 def _verify_totals(directory: Path, info: DatasetInfo) -> None:
@@ -281,15 +300,20 @@ def _verify_totals(directory: Path, info: DatasetInfo) -> None:
     for key in ("empty", "rejected"):
         summed = sum(getattr(source, key) for source in sources)
         if summed != getattr(info, key):
-            raise DataError(f"{path}: {key} is {getattr(info, key)}, its sources say {summed}")
+            raise DataError(
+                "verify.totals", f"{path}: {key} is {getattr(info, key)}, its sources say {summed}"
+            )
     documents = sum(source.documents for source in sources)
     if not info.config.get("mixing") and documents != info.documents + info.duplicates:
         raise DataError(
+            "verify.totals",
             f"{path}: {info.documents} documents and {info.duplicates} duplicates, its sources say "
-            f"{documents}"
+            f"{documents}",
         )
     if info.rejected:
         rejects = directory / REJECTS_FILE
         lines = rejects.read_bytes().count(b"\n") if rejects.is_file() else 0
         if lines != info.rejected:
-            raise DataError(f"{rejects}: {lines} lines, dataset.json says {info.rejected}")
+            raise DataError(
+                "verify.rejects", f"{rejects}: {lines} lines, dataset.json says {info.rejected}"
+            )

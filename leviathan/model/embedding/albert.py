@@ -1,4 +1,4 @@
-"""ALBERT's factorised table."""
+"""ALBERT's factorized table."""
 
 from collections.abc import Mapping
 

@@ -114,7 +114,7 @@ class InputEmbedding(nn.Module, ABC):
         return F.embedding(places, self.rows(distinct))
 
     @torch.no_grad()
-    def materialise(self, dtype: torch.dtype | None = None, chunk: int = 1024) -> Tensor:
+    def materialize(self, dtype: torch.dtype | None = None, chunk: int = 1024) -> Tensor:
         """The whole table `[V, D]`, computed `chunk` ids at a time.
 
         Args:
@@ -130,7 +130,7 @@ class InputEmbedding(nn.Module, ABC):
         return table
 
     def _check(self, ids: Tensor) -> None:
-        """Refuses ids without a vector; without a synchronisation on CUDA."""
+        """Refuses ids without a vector; without a synchronization on CUDA."""
         if ids.numel() == 0 or ids.device.type == "meta":
             return
         low, high = ids.aminmax()

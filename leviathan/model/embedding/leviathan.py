@@ -101,9 +101,9 @@ class LeviathanEmbedding(InputEmbedding):
         cut = Shard(0) if self.tp_mode == "heads" else Partial()
         return {name: cut for name in Parameters._fields} | {"codebooks": Partial()}
 
-    def materialise(self, dtype: torch.dtype | None = None, chunk: int = 8192) -> Tensor:
+    def materialize(self, dtype: torch.dtype | None = None, chunk: int = 8192) -> Tensor:
         """See `InputEmbedding`; LEV's own blocks bound its memory, whatever the chunk."""
-        return super().materialise(dtype, chunk)
+        return super().materialize(dtype, chunk)
 
     def _parameters_in_order(self) -> Parameters:
         return Parameters(*(getattr(self, name) for name in Parameters._fields))

@@ -19,7 +19,7 @@ class LeviathanEmbedding(_LeviathanEmbedding):
         embedding = LeviathanEmbedding(200_019, 1024)   # 1.7M parameters in place of 205M
         vectors = embedding(ids)                        # ids of any shape, dtype and device
 
-    There is no `weight`, so an output head cannot be tied to it; `materialise()` gives the table.
+    There is no `weight`, so an output head cannot be tied to it; `materialize()` gives the table.
     The parameters' names are those in a native checkpoint under `model.embed_tokens`.
 
     Attributes:
@@ -37,7 +37,7 @@ class LeviathanEmbedding(_LeviathanEmbedding):
         dtype: torch.dtype | None = None,
         **lev: Any,
     ) -> None:
-        """Makes and initialises the module.
+        """Makes and initializes the module.
 
         Args:
             num_embeddings: V, the number of ids.
@@ -97,12 +97,14 @@ def _config(vocabulary: int, d_model: int, fields: dict[str, Any]) -> ModelConfi
     where = "LeviathanEmbedding"
     for name, value in (("num_embeddings", vocabulary), ("embedding_dim", d_model)):
         if value < 1:
-            raise ConfigError(f"{where}: {name}: found {value}, expected at least 1")
+            raise ConfigError(
+                "embedding.invalid", f"{where}: {name}: found {value}, expected at least 1"
+            )
     lev = validate(fields, LeviathanConfig, where, {})
     try:
         lev = lev.resolved(vocabulary, d_model)
     except ValueError as error:
-        raise ConfigError(f"{where}: {error}") from None
+        raise ConfigError("embedding.invalid", f"{where}: {error}") from None
     # Not validated: any width will do for an embedding, a body would need an even one per head.
     return ModelConfig.model_construct(
         d_model=d_model,

@@ -37,7 +37,7 @@ class BlockedModes:
         self._shape, self._gradient = (d, knots, r), gradient
         self._ids = -1
         if gradient:
-            self._centred = delta.transpose(2, 3)  # Σ_j dB_j = 0: the ones make no gradient
+            self._centered = delta.transpose(2, 3)  # Σ_j dB_j = 0: the ones make no gradient
             self.grad_delta = torch.zeros_like(delta)
 
     def forward(self, argument: Tensor) -> Tensor:
@@ -68,8 +68,8 @@ class BlockedModes:
             grad_factors = self._tree.spread(grad[:, head])
             self._spread_basis(w.knot[head], w.values[head])
             self.grad_delta[head].baddbmm_(self._basis.transpose(1, 2), grad_factors)
-            grad_basis = torch.bmm(grad_factors, self._centred[head])  # [d, n, κ]
-            for side, near in enumerate(_neighbours(w.knot[head], knots)):
+            grad_basis = torch.bmm(grad_factors, self._centered[head])  # [d, n, κ]
+            for side, near in enumerate(_neighbors(w.knot[head], knots)):
                 torch.take(grad_basis, near.add_(rows), out=grad_near[head, side])
         grad_x = slope(w, knots, grad_near)
         grad_x.mul_(x).mul_(1 - x)
@@ -116,6 +116,6 @@ def _latent(argument: Tensor) -> Tensor:
     return argument.permute(1, 2, 0).sigmoid().contiguous()  # [h, d, n]
 
 
-def _neighbours(knot: Tensor, knots: int) -> list[Tensor]:
+def _neighbors(knot: Tensor, knots: int) -> list[Tensor]:
     """The knots j-1, j, j+1; in place of a missing one, whose weight is zero, j itself."""
     return [(knot + step).clamp_(0, knots - 1) for step in (-1, 0, 1)]

@@ -119,7 +119,7 @@ def _on(like: Tensor) -> contextlib.AbstractContextManager:
 
 @triton.jit
 def _position(argument, s, n_ids, ids, valid, KNOTS: tl.constexpr):
-    """x, its nearest knot, the offset from it, and the three weights before normalisation."""
+    """x, its nearest knot, the offset from it, and the three weights before normalization."""
     x = tl.sigmoid(tl.load(argument + s * n_ids + ids, mask=valid, other=0.0))
     t = x * (KNOTS - 1)
     nearest = tl.floor(t + 0.5)

@@ -36,7 +36,7 @@ def reference_modes(argument: Tensor, delta: Tensor) -> Tensor:
 
 
 def spline_basis(x: Tensor, knots: int) -> Tensor:
-    """Quadratic B-splines centred on `knots` uniform knots of [0, 1], summing to one.
+    """Quadratic B-splines centered on `knots` uniform knots of [0, 1], summing to one.
 
     Args:
         x: any shape, values in [0, 1].
@@ -44,10 +44,10 @@ def spline_basis(x: Tensor, knots: int) -> Tensor:
 
     Returns:
         `[*x.shape, κ]`; at most three of the κ values are not zero. The division by the sum
-        matters only within half a knot spacing of a border, where a neighbour is missing.
+        matters only within half a knot spacing of a border, where a neighbor is missing.
     """
-    centres = torch.arange(knots, device=x.device, dtype=x.dtype)
-    u = (x.unsqueeze(-1) * (knots - 1) - centres).abs()
+    centers = torch.arange(knots, device=x.device, dtype=x.dtype)
+    u = (x.unsqueeze(-1) * (knots - 1) - centers).abs()
     inner = 0.75 - u * u
     outer = 0.5 * (1.5 - u).clamp(min=0).square()
     basis = torch.where(u < 0.5, inner, outer)

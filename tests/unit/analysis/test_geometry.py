@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leviathan.analysis.geometry import geometry, isotropy, mean_cosine, neighbours, similarity
+from leviathan.analysis.geometry import geometry, isotropy, mean_cosine, neighbors, similarity
 from leviathan.analysis.inspect import inspect, inspect_text
 
 RANDOM = np.random.default_rng(0)
@@ -53,9 +53,9 @@ def test_by_frequency_and_rank_correlation():
     assert found["rank_correlation"] == pytest.approx(1)
 
 
-def test_nearest_neighbours():
+def test_nearest_neighbors():
     table = np.array([[1.0, 0], [2, 0.1], [0, 1], [-1, 0]])
-    ((first, *_, last),) = neighbours(table, [0], count=3)
+    ((first, *_, last),) = neighbors(table, [0], count=3)
     assert first["id"] == 1
     assert last == {"id": 3, "cosine": -1.0}
 

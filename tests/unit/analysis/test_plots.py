@@ -26,7 +26,7 @@ def test_smoothing_of_a_line_is_the_line() -> None:
     np.testing.assert_allclose(smoothed(line, 7), line)
 
 
-def test_smoothing_is_a_centred_mean() -> None:
+def test_smoothing_is_a_centered_mean() -> None:
     values = np.array([1.0, 5.0, 3.0, 9.0])
     np.testing.assert_allclose(smoothed(values, 3), [1, 3, 17 / 3, 9])
 
@@ -56,12 +56,12 @@ def test_odd_curves_draw() -> None:
         assert "nan" not in svg
 
 
-def test_all_colours_follow_the_page() -> None:
+def test_all_colors_follow_the_page() -> None:
     drawn = plots.loss_curves([curve("a", [3.0, 2.0]), curve("b", [3.0, 1.9], base=[3.0, 2.0])])
     assert "var(--series-1" in drawn.wide
     outside = drawn.wide
-    for colour, name in VARIABLES.items():
-        outside = outside.replace(f"var({name}, {colour})", "")
+    for color, name in VARIABLES.items():
+        outside = outside.replace(f"var({name}, {color})", "")
     assert "#" not in outside.replace("var(--paper, #ffffff)", "").replace('"#', "").replace(
         "(#", ""
     )

@@ -1,4 +1,4 @@
-"""Small corpora, and what the tests of preparation ask about a data set."""
+"""Small corpora, and what the tests of preparation ask about a dataset."""
 
 import hashlib
 import json

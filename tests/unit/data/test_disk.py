@@ -15,7 +15,7 @@ from leviathan.config.schema import PrepConfig
 from leviathan.data.prepare import estimate, prepare
 from leviathan.data.prepare.source import Source
 from leviathan.data.prepare.sources import find_inputs
-from leviathan.data.prepare.tokenise import Task
+from leviathan.data.prepare.tokenize import Task
 from leviathan.data.tokenizer import load_tokenizer
 
 Config = Callable[..., PrepConfig]
@@ -95,12 +95,12 @@ def test_nothing_is_said_where_nothing_can_be_known(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MB."""
+    """A filesystem of 1 MB."""
     folder = tmp_path / "disk"
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
     if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("a file system cannot be mounted here")
+        pytest.skip("a filesystem cannot be mounted here")
     yield folder
     subprocess.run(["umount", str(folder)], check=True)
 

@@ -1,4 +1,4 @@
-"""Data sets that a peer's converter wrote, with the library's own writer."""
+"""Datasets that a peer's converter wrote, with the library's own writer."""
 
 import shutil
 from collections.abc import Iterator
@@ -151,7 +151,7 @@ def test_what_the_format_gets_wrong(tmp_path: Path, data: Any) -> None:
         data(column="ids")
     with pytest.raises(DataError, match=r"column 'a_note' is str, expected bytes or ndarray"):
         data(column="a_note")
-    with pytest.raises(DataError, match=r"the data set has no 'val' split"):
+    with pytest.raises(DataError, match=r"the dataset has no 'val' split"):
         data().rows("val")
     (tmp_path / "set/shard.00000.mds").unlink()
     with pytest.raises(DataError, match=r"shard.00000.mds: this shard is missing"):

@@ -349,7 +349,7 @@ def test_columns_that_hold_no_integers_are_refused(tmp_path: Path, data: Any) ->
 def test_the_index_of_our_own_data_sets_stays_in_its_folder(
     tiny_dataset: Path, tmp_path: Path
 ) -> None:
-    """A data set that lies elsewhere must not write outside of its cache."""
+    """A dataset that lies elsewhere must not write outside of its cache."""
     origin = tmp_path / "origin"
     shutil.copytree(tiny_dataset, origin)
     outside = "../../outside.mds"

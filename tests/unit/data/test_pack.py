@@ -157,7 +157,7 @@ def kill_and_continue(config: Config, corpus: list[str], tmp_path: Path, moments
         process = start_preparation(wanted, ROWS)
         while not (wanted.out / ".prep/config.json").exists():
             assert process.poll() is None
-        # In turns early and late, so that tokenising and packing are both hit.
+        # In turns early and late, so that tokenizing and packing are both hit.
         share = random.uniform(0, 0.5) + 0.5 * (moment % 2)
         until = time.monotonic() + share * lasts
         while time.monotonic() < until and process.poll() is None:
@@ -229,7 +229,7 @@ def test_mixing_leaves_out_and_names_the_nearest(
         prepare(config(**source, mixing={"a": 0}))
     with pytest.raises(DataError, match=r"no subset 'Pile-CC'; it has A, B"):
         prepare(config(**source, mixing={"Pile-CC": 2}))
-    # The slip cost no tokenising.
+    # The slip cost no tokenizing.
     assert (tmp_path / "out/.prep/parts/00001").is_dir()
     wanted = config(**source, mixing={"A": 0})
     assert prepare(wanted)["splits"]["train"]["documents"] == 200

@@ -1,4 +1,4 @@
-"""Data sets that lie elsewhere, served here by a folder and by a web server of this machine."""
+"""Datasets that lie elsewhere, served here by a folder and by a web server of this machine."""
 
 import gc
 import multiprocessing
@@ -29,7 +29,7 @@ WINDOW = 40
 
 @pytest.fixture(scope="module")
 def far(tiny_corpus: Path, tiny_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data set of many shards."""
+    """A dataset of many shards."""
     out = tmp_path_factory.mktemp("far") / "set"
     keys = {
         "source": {"paths": [str(tiny_corpus)]},
@@ -141,15 +141,15 @@ def test_another_set_under_the_same_folder_is_refused(
     far: Path, tiny_dataset: Path, tmp_path: Path
 ) -> None:
     open_dataset(data(far, tmp_path / "cache"))
-    with pytest.raises(DataError, match="holds shards of another data set"):
+    with pytest.raises(DataError, match="holds shards of another dataset"):
         open_dataset(data(tiny_dataset, tmp_path / "cache"))
 
 
 def test_nothing_there(tmp_path: Path) -> None:
     for url in (tmp_path / "nowhere", "http://127.0.0.1:9/set"):
-        with pytest.raises(DataError, match=r"dataset\.json: .*no data set there"):
+        with pytest.raises(DataError, match=r"dataset\.json: .*no dataset there"):
             open_dataset(data(url, tmp_path / "cache"))
-    with pytest.raises(DataError, match="no file system is known"):
+    with pytest.raises(DataError, match="no filesystem is known"):
         open_dataset(data("nosuch://bucket/set", tmp_path / "cache"))
 
 

@@ -1,4 +1,4 @@
-"""What people see of a data set."""
+"""What people see of a dataset."""
 
 from collections.abc import Callable
 from pathlib import Path

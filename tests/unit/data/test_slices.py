@@ -65,7 +65,7 @@ def test_folders_of_their_own(
     with pytest.raises(DataError, match=r"finished work \(slice 1 of 3\): when all .* data merge"):
         DatasetInfo.load(outs[1])
     out = tmp_path / "merged"
-    with pytest.raises(DataError, match=r"2 of 7 files are not tokenised yet: .*01.jsonl.zst, "):
+    with pytest.raises(DataError, match=r"2 of 7 files are not tokenized yet: .*01.jsonl.zst, "):
         merge(out, [outs[0], outs[2]])
     assert merge(out, outs) == expected
     assert hashes(out) == hashes(alone.out)

@@ -1,4 +1,4 @@
-"""Where a corpus may lie: folders of texts, URLs, Hub data sets; and which of its subsets count."""
+"""Where a corpus may lie: folders of texts, URLs, Hub datasets; and which of its subsets count."""
 
 import gzip
 import json
@@ -205,7 +205,7 @@ def test_a_download_that_ends_early(corpus: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_missing_file_system_is_named() -> None:
-    with pytest.raises(DataError, match=r"no file system is known for nosuch://"):
+    with pytest.raises(DataError, match=r"no filesystem is known for nosuch://"):
         find_inputs(["nosuch://bucket/a.jsonl"])
     try:
         import s3fs  # noqa: F401
@@ -219,7 +219,7 @@ def test_a_missing_file_system_is_named() -> None:
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A local folder in the shape of a Hub data set: three shards to train, one to validate."""
+    """A local folder in the shape of a Hub dataset: three shards to train, one to validate."""
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "hub"
     folder.mkdir()
@@ -376,7 +376,7 @@ def test_a_file_changed_while_it_is_read(config: Config, tmp_path: Path) -> None
         def stamp(self) -> str:
             return next(stamps)
 
-    from leviathan.data.prepare.tokenise import Task, tokenise
+    from leviathan.data.prepare.tokenize import Task, tokenize
 
     load_tokenizer(config({"paths": ["x"]}).tokenizer).save(tmp_path / "tokenizer")
     task = Task(
@@ -389,5 +389,5 @@ def test_a_file_changed_while_it_is_read(config: Config, tmp_path: Path) -> None
         threads=1,
     )
     with pytest.raises(DataError, match=r"a.jsonl was changed while it was read"):
-        tokenise(task, lambda amount: None)
+        tokenize(task, lambda amount: None)
     assert not list(tmp_path.glob("part*"))

@@ -69,7 +69,7 @@ def test_order_depends_on_seed_and_fingerprint() -> None:
     assert len({order.tobytes() for order in orders}) == 3
 
 
-def test_a_window_holds_rows_of_neighbouring_shards_only() -> None:
+def test_a_window_holds_rows_of_neighboring_shards_only() -> None:
     order = RowOrder(np.full(10, 10), "f", seed=0, window=20)
     for window in range(5):
         assert len(np.unique(order.at(window * 20, 20) // 10)) == 2
@@ -272,7 +272,7 @@ def test_a_tokenizer_that_does_not_fit(tiny_dataset: Path, tmp_path: Path) -> No
     path = data / "tokenizer.meta.json"
     meta = json.loads(path.read_bytes())
     path.write_text(json.dumps(meta | {"fingerprint": "0" * 64}))
-    with pytest.raises(DataError, match="does not fit the data set"):
+    with pytest.raises(DataError, match="does not fit the dataset"):
         stream(data)
     path.unlink()
     with pytest.raises(DataError, match=r"tokenizer.meta.json: missing"):

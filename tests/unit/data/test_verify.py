@@ -21,7 +21,7 @@ from leviathan.errors import DataError
 def whole(
     tiny_corpus: Path, tiny_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """A data set of many shards, with rejects and two subsets."""
+    """A dataset of many shards, with rejects and two subsets."""
     folder = tmp_path_factory.mktemp("whole")
     (folder / "bad.jsonl").write_text('{"txt": 1}\n')
     keys = {
@@ -70,7 +70,7 @@ def test_unknown_files_are_pointed_out(data: Path, capsys: pytest.CaptureFixture
     assert verify(data)["verified"]
     errors = capsys.readouterr().err
     for name in (".dataset.json.7.tmp", "notes.txt", "val/shard.00999.mds"):
-        assert f"warning: {data / name} is no part of the data set" in errors
+        assert f"warning: {data / name} is no part of the dataset" in errors
 
 
 @pytest.mark.parametrize("place", [0, 5, 500, -1])

@@ -1,4 +1,4 @@
-"""Real checkpoints of small random models in run folders of their own, on the tiny data set."""
+"""Real checkpoints of small random models in run folders of their own, on the tiny dataset."""
 
 import socket
 from collections.abc import Callable

@@ -82,7 +82,7 @@ def test_counts_of_another_vocabulary(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="expected 6 counts"):
         read_counts(tmp_path / "token_counts.npy", 6)
     (tmp_path / "token_counts.npy").write_bytes(b"no array")
-    with pytest.raises(DataError, match="prepare the data set again"):
+    with pytest.raises(DataError, match="prepare the dataset again"):
         read_counts(tmp_path / "token_counts.npy", 5)
 
 

@@ -90,13 +90,13 @@ def test_checkpoint_to_llama(run, tmp_path):
     state = load_file(tmp_path / "llama" / "model.safetensors")
     assert state["lm_head.weight"].equal(model.lm_head.weight[:601])
     torch.testing.assert_close(
-        state["model.embed_tokens.weight"], model.model.embed_tokens.materialise()[:601]
+        state["model.embed_tokens.weight"], model.model.embed_tokens.materialize()[:601]
     )
     card = (tmp_path / "llama" / "README.md").read_text()
     for fact in (
         "| Training steps | 9 |",
         "| Training tokens | 576 |",
-        "| Data set fingerprint | f00d |",
+        "| Dataset fingerprint | f00d |",
         "| Validation loss, nats per token | 6.4321 |",
     ):
         assert fact in card

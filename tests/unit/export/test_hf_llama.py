@@ -110,7 +110,7 @@ def test_verified_export(make, tokenizer, tmp_path, kind):
     from safetensors.torch import load_file
 
     model, config = make(kind, rope_theta=5000.0, norm_eps=1e-4)
-    facts = {"Training steps": 12_345, "Data set fingerprint": "abc"}
+    facts = {"Training steps": 12_345, "Dataset fingerprint": "abc"}
     result = export_model(model, config, tokenizer, facts, tmp_path / "out", verify=True)
     assert result["max_abs_difference"] <= 1e-4
     assert isinstance(result["generated"], str)
@@ -163,7 +163,7 @@ def test_half_precision(make, tokenizer, tmp_path, dtype):
     wanted = {"bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
     state = load_file(tmp_path / "model.safetensors")
     assert {value.dtype for value in state.values()} == {wanted}
-    table = model.model.embed_tokens.materialise()[: tokenizer.vocab_size]
+    table = model.model.embed_tokens.materialize()[: tokenizer.vocab_size]
     assert state["model.embed_tokens.weight"].equal(table.to(wanted))
     assert result["max_abs_difference"] > 1e-4
 

@@ -36,7 +36,7 @@ def make_config() -> Callable[..., ModelConfig]:
 
 @pytest.fixture
 def make_model(make_config) -> Callable[..., CausalLM]:
-    """An initialised model of `make_config`."""
+    """An initialized model of `make_config`."""
 
     def make(kind: str = "leviathan", seed: int = 7, **fields) -> CausalLM:
         config = make_config(kind, **fields)

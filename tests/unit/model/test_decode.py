@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from leviathan.config.schema import ModelConfig
-from leviathan.model.decode import Decoding, Sampling, generate, materialised, pick
+from leviathan.model.decode import Decoding, Sampling, generate, materialized, pick
 from leviathan.model.init import init_weights
 from leviathan.model.transformer import CausalLM
 
@@ -48,7 +48,7 @@ def collect(model: CausalLM, prompts, count: int, **options) -> list[list[int]]:
 
 
 def test_logits_of_rows_side_by_side(model):
-    decoding = Decoding(materialised(model), PROMPTS)
+    decoding = Decoding(materialized(model), PROMPTS)
     rows = [list(prompt) for prompt in PROMPTS]
     for step in range(6):
         for row, found in zip(rows, decoding.logits(), strict=True):
@@ -133,8 +133,8 @@ def test_draws_follow_the_probabilities():
     assert pick(logits[:3], Sampling(), uniform[:3]).tolist() == [1, 1, 1]
 
 
-def test_materialised_shares_all_but_the_input_table(model):
-    twin = materialised(model)
+def test_materialized_shares_all_but_the_input_table(model):
+    twin = materialized(model)
     assert twin.lm_head.weight.data_ptr() == model.lm_head.weight.data_ptr()
     ids = torch.tensor([[1, 2, 3, 60]])
     torch.testing.assert_close(twin.logits(ids), model.logits(ids), atol=CLOSE, rtol=0)

@@ -34,9 +34,9 @@ def test_new_ids_have_vectors_and_rows_and_learn(make_model):
     grown = grow_vocabulary(model, 125, seed=3)
     rows = grown.lm_head.weight[90:]
     assert rows.std().item() == pytest.approx(0.02, rel=0.1)
-    vectors = grown.model.embed_tokens.materialise()
+    vectors = grown.model.embed_tokens.materialize()
     assert len(vectors.unique(dim=0)) == 125
-    assert vectors[:96].equal(model.model.embed_tokens.materialise())
+    assert vectors[:96].equal(model.model.embed_tokens.materialize())
     new = torch.arange(100, 120)[None]
     grown(new, new).backward()
     assert bool(grown.lm_head.weight.grad[100:120].any(-1).all())

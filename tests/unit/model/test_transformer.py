@@ -106,7 +106,7 @@ def test_backbone_equals_transformers_llama(make_model, kind, kv_heads):
         )
     )
     state = {n: p for n, p in model.state_dict().items() if "embed_tokens" not in n}
-    state["model.embed_tokens.weight"] = model.model.embed_tokens.materialise()
+    state["model.embed_tokens.weight"] = model.model.embed_tokens.materialize()
     missing, unexpected = llama.load_state_dict(state, strict=False)
     assert not unexpected
     assert set(missing) <= ({"lm_head.weight"} if kind == "tied" else set())

@@ -51,7 +51,7 @@ def test_the_worst_row_is_the_verdict_and_an_error_is_a_red_row():
     report.say("one", "amber", "look [here]")
     assert report.verdict == "amber"
     with report.about("two"):
-        raise DataError("mend it")
+        raise DataError("data.broken", "mend it")
     report.say("three", "green", "well")
     assert report.verdict == "red"
     shown = table(report.as_dict())
@@ -227,6 +227,6 @@ def test_shards_of_another_converter_are_hashed_on_request(
     changes = [f"data={{path: {tmp_path / 'set'}, format: {form}}}", "model.seq_len=16"]
     report = Report()
     check_data(report, run(*changes), thorough=True)
-    row = next(row for row in report.rows if row.what == "data set")
+    row = next(row for row in report.rows if row.what == "dataset")
     assert row.verdict == verdict
     assert why in row.why

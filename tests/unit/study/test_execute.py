@@ -76,7 +76,8 @@ def test_one_failure_keeps_no_other_run_from_being_done(tmp_path: Path, tiny_dat
     arms = {"tied": {"model.embedding.kind": "tied", "data.path": str(tmp_path / "nowhere")}}
     path = tiny(tmp_path, tiny_dataset, arms | {"codes": {"model.embedding.kind": "binary_codes"}})
     with pytest.raises(
-        LeviathanError, match=r"1 of 2 runs failed(.|\n)*tied-s1234: error: .*nowhere"
+        LeviathanError,
+        match=r"1 of 2 runs failed(.|\n)*tied-s1234: error\[dataset.not_found\]: .*nowhere",
     ):
         run_study(load_study(path))
     assert load_study(path).runs[1].is_complete

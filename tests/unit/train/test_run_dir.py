@@ -38,7 +38,7 @@ def make(tmp_path, tiny_dataset):
 
 @pytest.fixture
 def begun(make, mesh, tiny_dataset):
-    """A run with one checkpoint, after step 3; gives its data set's description."""
+    """A run with one checkpoint, after step 3; gives its dataset's description."""
     info = DatasetInfo.load(tiny_dataset)
 
     def begin(config):
@@ -108,7 +108,7 @@ def test_a_constant_schedule_may_go_on_for_longer(make, mesh, begun):
 def test_another_data_set_is_refused(make, mesh, begun):
     info = begun(make())
     other = info.model_copy(update={"fingerprint": "0" * 64})
-    with pytest.raises(CheckpointError, match=r"another data set .*choose another run_dir"):
+    with pytest.raises(CheckpointError, match=r"another dataset .*choose another run_dir"):
         find_start(make(), other, mesh)
 
 

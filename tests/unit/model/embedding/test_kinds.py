@@ -32,7 +32,7 @@ def test_unique_ids_of_the_loader_change_nothing(make_model, kind):
     expected = embedding(ids)
     assert expected.shape == (2, 3, 32)
     torch.testing.assert_close(embedding(ids, padded, inverse), expected)
-    torch.testing.assert_close(F.embedding(ids, embedding.materialise()), expected)
+    torch.testing.assert_close(F.embedding(ids, embedding.materialize()), expected)
     parameters = list(embedding.parameters())
     if parameters:
         loss = embedding(ids, padded, inverse).square().sum()
@@ -43,19 +43,19 @@ def test_unique_ids_of_the_loader_change_nothing(make_model, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_materialise_is_forward_of_every_id(make_model, kind):
+def test_materialize_is_forward_of_every_id(make_model, kind):
     embedding = make_model(kind).model.embed_tokens
-    table = embedding.materialise(chunk=7)
+    table = embedding.materialize(chunk=7)
     torch.testing.assert_close(table, embedding(torch.arange(96)[None])[0])
     assert not table.requires_grad
-    assert embedding.materialise(torch.bfloat16).dtype == torch.bfloat16
+    assert embedding.materialize(torch.bfloat16).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_dtype_follows_the_parameters(make_model, kind):
     embedding = make_model(kind).bfloat16().model.embed_tokens
     assert embedding(torch.tensor([[0, 5]])).dtype == torch.bfloat16
-    assert embedding.materialise().dtype == torch.bfloat16
+    assert embedding.materialize().dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -71,24 +71,24 @@ def test_survives_the_meta_device(make_model, make_config, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_kinds_start_at_the_same_scale(make_model, kind):
-    table = make_model(kind).model.embed_tokens.materialise()
+    table = make_model(kind).model.embed_tokens.materialize()
     assert float(table.std()) == pytest.approx(0.02, rel=0.03)
 
 
 @pytest.mark.parametrize("kind", [*GENERATED, "binary_codes"])
 def test_another_scale_and_none(make_model, kind):
     other = make_model(kind, lev={"embedding_init_std": 0.5}).model.embed_tokens
-    assert float(other.materialise().std()) == pytest.approx(0.5, rel=0.03)
+    assert float(other.materialize().std()) == pytest.approx(0.5, rel=0.03)
     free = make_model(kind, lev={"embedding_init_std": None}).model.embed_tokens
-    table, scaled = free.materialise(), other.materialise()
+    table, scaled = free.materialize(), other.materialize()
     torch.testing.assert_close(scaled, table * (scaled.std() / table.std()), rtol=1e-4, atol=1e-5)
     if kind == "binary_codes":
-        assert bool((free.materialise().abs() == 1).all())
+        assert bool((free.materialize().abs() == 1).all())
 
 
 def test_all_ids_have_different_codes(make_model):
     model = make_model("binary_codes", vocab_size=1025, padded_vocab_size=1025)
-    assert len(model.model.embed_tokens.materialise().unique(dim=0)) == 1025  # eleven bits of 32
+    assert len(model.model.embed_tokens.materialize().unique(dim=0)) == 1025  # eleven bits of 32
 
 
 def test_seeds_of_the_mlps_do_not_start_on_a_line(make_model):

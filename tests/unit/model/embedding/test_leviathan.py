@@ -10,7 +10,7 @@ from leviathan.model.embedding import build_embedding
 
 @pytest.mark.parametrize("wanted", [0.02, 0.5])
 def test_embedding_init_std_is_met(make_model, wanted):
-    table = make_model(lev={"embedding_init_std": wanted}).model.embed_tokens.materialise()
+    table = make_model(lev={"embedding_init_std": wanted}).model.embed_tokens.materialize()
     assert float(table.std()) == pytest.approx(wanted, rel=0.01)
 
 

@@ -27,7 +27,7 @@ def test_ids_of_any_shape_and_integer_dtype(shape, dtype):
     ids = torch.randint(0, 96, shape).to(dtype)
     vectors = lev(ids)
     assert vectors.shape == (*shape, 33)
-    torch.testing.assert_close(vectors, lev.materialise()[ids.long()])
+    torch.testing.assert_close(vectors, lev.materialize()[ids.long()])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool])
@@ -46,7 +46,7 @@ def test_dtype_device_and_repr():
     lev = small(dtype=torch.bfloat16, device="cpu")
     assert {p.dtype for p in lev.parameters()} == {torch.bfloat16}
     assert lev(torch.tensor([3])).dtype == torch.bfloat16
-    assert lev.materialise(torch.float32).dtype == torch.float32
+    assert lev.materialize(torch.float32).dtype == torch.float32
     assert repr(lev) == "LeviathanEmbedding(96, 33)"
     assert (lev.num_embeddings, lev.embedding_dim) == (96, 33)
     assert not hasattr(lev, "weight")
@@ -57,7 +57,7 @@ def test_dtype_device_and_repr():
 
 def test_the_global_seed_rules_unless_one_is_given():
     def table(**fields):
-        return small(**fields).materialise()
+        return small(**fields).materialize()
 
     torch.manual_seed(1)
     one, two = table(seed=None), table(seed=None)
@@ -72,7 +72,7 @@ def test_parameters_are_those_of_a_native_checkpoint(make_model):
     native = make_model().model.embed_tokens
     lev = small(width=32)
     lev.load_state_dict(native.state_dict())
-    assert lev.materialise().equal(native.materialise())
+    assert lev.materialize().equal(native.materialize())
 
 
 def test_defaults_are_the_papers():

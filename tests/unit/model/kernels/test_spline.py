@@ -38,7 +38,7 @@ def test_reference_at_borders_and_between(knots):
 def test_reference_by_hand():
     basis = spline_basis(torch.tensor([0.0, 0.125, 0.25, 1.0], dtype=torch.float64), 5)
     expected = [
-        [6 / 7, 1 / 7, 0, 0, 0],  # at a border one neighbour is missing: ¾ and ⅛ over their sum
+        [6 / 7, 1 / 7, 0, 0, 0],  # at a border one neighbor is missing: ¾ and ⅛ over their sum
         [1 / 2, 1 / 2, 0, 0, 0],  # ½/(κ-1): half-way, u = ½ from two knots and 3/2 from the third
         [1 / 8, 3 / 4, 1 / 8, 0, 0],
         [0, 0, 0, 1 / 7, 6 / 7],

@@ -1,6 +1,6 @@
 """The whole table from LEV, against the time its multiply-adds would take in one large product.
 
-python benchmarks/materialise.py [--json] [--rounds N] [--device cuda]
+python benchmarks/materialize.py [--json] [--rounds N] [--device cuda]
 """
 
 import torch
@@ -33,8 +33,8 @@ def measure(report: Report, width: int, rounds: int, device: torch.device) -> No
         for _ in range(repeats):
             torch.mm(a, b, out=out)
 
-    seconds(embedding.materialise, device)
-    pairs = paired(embedding.materialise, floor, rounds, device, warm=False)
+    seconds(embedding.materialize, device)
+    pairs = paired(embedding.materialize, floor, rounds, device, warm=False)
     scale = products / (repeats * SIDE**3)
     case = f"{VOCABULARY} × {width} table"
     pairs = [(ours, other * scale) for ours, other in pairs]
@@ -47,7 +47,7 @@ def main() -> None:
     """Command line."""
     options = arguments(__doc__ or "", rounds=3).parse_args()
     device = ready(options.device)
-    report = Report("materialise", options.json)
+    report = Report("materialize", options.json)
     for width in (640, 1024, 2048) if device.type == "cuda" else (1024,):
         measure(report, width, options.rounds, device)
 

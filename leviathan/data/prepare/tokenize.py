@@ -122,7 +122,7 @@ class PartInfo:
         return self.named > 0
 
 
-def tokenise(task: Task, on_bytes: Callable[[int], Any]) -> PartInfo:
+def tokenize(task: Task, on_bytes: Callable[[int], Any]) -> PartInfo:
     """Makes `task.part` (a folder with ids, documents, rejects.jsonl and part.json), atomically.
 
     Raises:
@@ -230,7 +230,10 @@ class _Writer:
                     self.content.update(np.ascontiguousarray(table["digest"]).tobytes())
                     self.documents += len(batch)
         if source.stamp() != stamp:
-            raise DataError(f"{source.name} was changed while it was read: run the command again")
+            raise DataError(
+                "source.changed",
+                f"{source.name} was changed while it was read: run the command again",
+            )
         return PartInfo(
             path=source.name,
             split=self.task.split,
@@ -312,8 +315,9 @@ class _Writer:
         for bad in sorted(bad_lines, key=lambda bad: bad.line):
             if not self.task.quarantine:
                 raise DataError(
+                    "record.rejected",
                     f"{bad.message(self.task.source)}; repair it, or set on_error=quarantine to "
-                    "leave such documents out"
+                    "leave such documents out",
                 )
             file_name, line = self.task.source.place(bad.line)
             record = {
@@ -333,7 +337,9 @@ class _Writer:
         table["length"] = [len(ids) + 1 for ids in encoded]
         table["subset"] = [subsets.setdefault(item.subset, len(subsets)) for item in batch]
         if len(subsets) > np.iinfo(np.uint16).max:
-            raise DataError(f"{task.source.name}: more than 65,535 different subsets")
+            raise DataError(
+                "prep.too_many_subsets", f"{task.source.name}: more than 65,535 different subsets"
+            )
         table["bytes"] = [len(content) for content in contents]
         digests = b"".join([blake2b(content, digest_size=16).digest() for content in contents])
         table["digest"] = np.frombuffer(digests, "<u8").reshape(-1, 2)
@@ -370,7 +376,7 @@ class _Writer:
                 raise mismatch
 
     def _join(self, encoded: list[np.ndarray]) -> np.ndarray:
-        """All ids in a row, each document followed by end-of-text, in the data set's dtype."""
+        """All ids in a row, each document followed by end-of-text, in the dataset's dtype."""
         pieces = [piece for ids in encoded for piece in (ids, self._end)]
         joined = np.empty(sum(map(len, pieces)), self.dtype)
         return np.concatenate(pieces, out=joined, casting="same_kind")
