@@ -1,6 +1,5 @@
-"""Validation errors in the user's terms: where, what was found, what was expected."""
+"""Validation errors as messages: file and line, dotted key, the value found, what was expected."""
 
-import difflib
 from collections.abc import Iterator, Mapping
 from typing import Any, get_args, get_origin
 
@@ -8,20 +7,21 @@ from pydantic import BaseModel, ValidationError
 
 from leviathan.config.schema import ModelFile, PrepConfig, RunConfig
 from leviathan.config.study import StudyConfig
+from leviathan.config.suggest import nearest, synonym
 from leviathan.credentials import without_credentials
 
 Path = tuple[str, ...]
 
-_SORTS: dict[type[BaseModel], str] = {
-    PrepConfig: "a preparation's configuration, as `leviathan prep` takes it (configs/data)",
-    RunConfig: "a run's configuration, as `leviathan train` takes it (configs/run)",
-    ModelFile: "a model's configuration, as `leviathan params` takes it (configs/model)",
-    StudyConfig: "a study, as `leviathan study` takes it (configs/experiments)",
+_FORMATS: dict[type[BaseModel], str] = {
+    PrepConfig: "a dataset configuration for `leviathan prep` (configs/data)",
+    RunConfig: "a run configuration for `leviathan train` (configs/run)",
+    ModelFile: "a model configuration for `leviathan params` (configs/model)",
+    StudyConfig: "an experiment for `leviathan study` (configs/experiments)",
 }
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    """The configuration models an annotation admits (a union of kinds has several)."""
+    """The configuration models in an annotation (several for a union of kinds)."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     if get_origin(annotation) is None and not get_args(annotation):
@@ -30,7 +30,7 @@ def _models_in(annotation: Any) -> list[type[BaseModel]]:
 
 
 def _model_at(schema: type[BaseModel], path: Path, data: Any) -> type[BaseModel] | None:
-    """The model that describes the section at `path`, choosing by its `kind`."""
+    """The model of the section at `path`, selected by its `kind`."""
     model: type[BaseModel] | None = schema
     for key in path:
         field = model.model_fields.get(key) if model else None
@@ -60,7 +60,7 @@ def _all_keys(schema: type[BaseModel], path: Path = ()) -> Iterator[Path]:
 
 
 def _without_tags(loc: tuple[Any, ...], data: Any, missing: bool) -> Path:
-    """pydantic's location without the union tags it inserts (`embedding.leviathan.knots`)."""
+    """The location without the union tags that pydantic inserts (`embedding.leviathan.knots`)."""
     path: list[str] = []
     for index, key in enumerate(loc):
         is_last = index == len(loc) - 1
@@ -77,36 +77,33 @@ def _without_tags(loc: tuple[Any, ...], data: Any, missing: bool) -> Path:
     return tuple(path)
 
 
-def _nearest(word: str, choices: list[str]) -> str | None:
-    match = difflib.get_close_matches(word, choices, n=1, cutoff=0.6)
-    return match[0] if match else None
-
-
 def _unknown_key(path: Path, schema: type[BaseModel], data: Any) -> str:
-    """What to write in place of a key that does not exist here."""
+    """What to write instead of a key that does not exist here."""
     section, key = path[:-1], path[-1]
     model = _model_at(schema, section, data) or schema
     siblings = list(model.model_fields)
-    if near := _nearest(key, siblings):
+    known = {".".join(each): each for each in _all_keys(schema)}
+    ours = synonym(key)
+    if ours in known:
+        return f"unknown key; use {ours}"
+    if ours and " " in ours:
+        return f"unknown key; {ours}"
+    if near := nearest(key, siblings):
         return f"unknown key; did you mean {'.'.join((*section, near))}?"
-    elsewhere = [known for known in _all_keys(schema) if known[-1] == key]
-    if not elsewhere:
-        names = {known[-1]: known for known in _all_keys(schema)}
-        near = _nearest(key, list(names))
-        elsewhere = [names[near]] if near else []
-    if elsewhere:
-        return f"unknown key; did you mean {'.'.join(elsewhere[0])}?"
-    return f"unknown key; known here: {', '.join(siblings)}"
+    for dotted, each in known.items():
+        if each[-1] == key:
+            return f"unknown key; did you mean {dotted}?"
+    return f"unknown key; expected one of {', '.join(siblings)}"
 
 
 def mistaken(keys: set[str], schema: type[BaseModel]) -> str | None:
-    """One sentence if the top keys of a file are those of another sort of configuration."""
+    """Returns a sentence if the top-level keys are those of another kind of configuration."""
     unknown = sorted(keys - set(schema.model_fields))
-    for other, said in _SORTS.items():
+    for other, described in _FORMATS.items():
         if len(unknown) > 1 and other is not schema and keys <= set(other.model_fields):
             return (
-                f"this is {said} (it has {', '.join(unknown)}); expected is "
-                f"{_SORTS.get(schema, 'another sort of configuration')}"
+                f"found {described}, with the keys {', '.join(unknown)}; expected "
+                f"{_FORMATS.get(schema, 'another kind of configuration')}"
             )
     return None
 
@@ -121,16 +118,16 @@ def _sentence(error: Any, path: Path, schema: type[BaseModel], data: Any) -> str
     if kind == "extra_forbidden":
         return _unknown_key(path, schema, data)
     if kind == "missing":
-        return "missing; this key must be given"
+        return "missing; this key is required"
     if kind == "union_tag_not_found":
         return f"`kind` is missing; expected one of {_tags(path, schema)}"
     if kind == "union_tag_invalid":
-        near = _nearest(str(context["tag"]), context["expected_tags"].replace("'", "").split(", "))
+        near = nearest(str(context["tag"]), context["expected_tags"].replace("'", "").split(", "))
         hint = f"; did you mean {near}?" if near else ""
         return f"found kind {context['tag']!r}, expected one of {context['expected_tags']}{hint}"
     if kind == "literal_error":
         choices = str(context["expected"]).replace("'", "").replace(" or ", ", ").split(", ")
-        near = _nearest(str(error["input"]), choices)
+        near = nearest(str(error["input"]), choices)
         hint = f"; did you mean {near}?" if near else ""
         return f"found {_found(error['input'])}, expected {context['expected']}{hint}"
     if kind in ("model_type", "model_attributes_type"):
@@ -164,11 +161,11 @@ def explain(
     lines: list[str] = []
     for problem in error.errors(include_url=False):
         if problem["type"] == "default_factory_not_called":
-            continue  # the field it would be computed from has a line of its own
+            continue  # the field that it is computed from is reported
         path = _without_tags(problem["loc"], data, problem["type"] == "missing")
         if problem["type"] == "union_tag_invalid":
             path = (*path, "kind")
-        # A missing key is blamed on the section that lacks it.
+        # For a missing key, the line of its section.
         spot = next(
             (origins[path[:n]] for n in range(len(path), 0, -1) if path[:n] in origins), source
         )
