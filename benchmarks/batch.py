@@ -14,7 +14,7 @@ from torch import Tensor
 def text_batch(rows: int = 8, length: int = 512) -> tuple[Tensor, str]:
     """o200k ids `[rows, length]` and where they come from.
 
-    Real text where the development data is at hand; otherwise ids drawn so that there are about
+    Real text where the development data is available; otherwise ids drawn so that there are about
     as many distinct ones.
     """
     folder = shared_data()

@@ -3,7 +3,7 @@
     python benchmarks/checkpoint.py [--json] [--rounds N] [--dir DIR]
 
 One process, FSDP2, the 60M-like model with 50k ids, steps of 64 tokens. "Waits" is the time until
-training goes on; "costs" also what the steps beside the writing take longer (they share the cores
+training continues; "costs" also what the steps beside the writing take longer (they share the cores
 with it).
 """
 
@@ -16,8 +16,8 @@ from run import one_batch, run_config, scratch, world
 from leviathan.config.plan import RunPlan
 from leviathan.engine import build_engine
 from leviathan.engine.base import Engine
+from leviathan.train.checkpoint_manager import CheckpointManager
 from leviathan.train.loop import new_model
-from leviathan.train.saving import Saving
 
 STEPS = 8  # after a save, enough for the writing to end beside them
 
@@ -28,15 +28,15 @@ class Side:
     def __init__(self, folder: Path, background: bool) -> None:
         folder.mkdir()
         config = run_config(
-            folder, {"kind": "fsdp2"}, 1, 64, checkpoint={"background": background, "keep_last": 1}
+            folder, {"kind": "fsdp2"}, 1, 64, checkpoint={"async_save": background, "keep_last": 1}
         )
         self.mesh, self.batch = world(), one_batch(config)
         self.engine: Engine = build_engine(lambda: new_model(config), RunPlan(config, 1), self.mesh)
-        self.saving = Saving(self.engine, config, self.mesh)
+        self.saving = CheckpointManager(self.engine, config, self.mesh)
         self.step = 0
         self.steps(2)
         # As a run does, so that the memory for the copy is there.
-        self.saving.rehearse(resumed=False)
+        self.saving.check_space(resumed=False)
 
     def steps(self, count: int) -> float:
         """Seconds of so many steps."""
@@ -50,7 +50,7 @@ class Side:
         plain = self.steps(STEPS)
         self.step += 1
         begin = time.perf_counter()
-        self.saving.begin({"step": self.step, "tokens": 0})
+        self.saving.save({"step": self.step, "tokens": 0})
         waits = time.perf_counter() - begin
         beside = self.steps(STEPS)
         with self.saving:

@@ -12,7 +12,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from leviathan.config.plan import RunPlan
 from leviathan.config.schema import RunConfig
-from leviathan.data.stream import Batch
+from leviathan.data.loader import Batch
 from leviathan.engine import build_engine
 from leviathan.optim import build_optimizer
 from leviathan.parallel.mesh import Mesh

@@ -60,7 +60,7 @@ def requests() -> dict[str, Pairs]:
 
 
 def tokenizer(scratch: Path) -> Tokenizer:
-    """o200k_base where it is at hand, else 8,192 entries of the standard library's own text."""
+    """o200k_base where it is available, else 8,192 entries of the standard library's own text."""
     folder = shared_data()
     if folder is not None:
         os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(folder / "tiktoken_cache"))

@@ -2,7 +2,7 @@
 
 python benchmarks/generate.py [--json] [--rounds N] [--device cuda]
 
-Leviathan's table is made once, when a model is loaded; that time stands on a line of its own.
+Leviathan's table is made once, when a model is loaded; that time is on a line of its own.
 """
 
 from functools import partial
@@ -13,7 +13,13 @@ from torch import Tensor
 
 from leviathan.config.schema import ModelConfig
 from leviathan.export.hf_llama import llama_state, quiet_transformers
-from leviathan.model.decode import Decoding, Sampling, generate, materialized, pick
+from leviathan.model.decode import (
+    DecodeState,
+    Sampling,
+    generate,
+    pick,
+    with_materialized_embedding,
+)
 from leviathan.model.init import init_weights
 from leviathan.model.transformer import CausalLM
 
@@ -90,12 +96,12 @@ def in_step(ours: CausalLM, other: CausalLM, ids: Tensor) -> tuple[float, float]
     that is slower for a second must be so for both.
     """
     device, taken = ids.device, [0.0, 0.0]
-    sides: list[Decoding] = []
+    sides: list[DecodeState] = []
 
     def begin(model: CausalLM) -> None:
-        sides.append(Decoding(model, ids.tolist()))
+        sides.append(DecodeState(model, ids.tolist()))
 
-    def one_token(decoding: Decoding) -> None:
+    def one_token(decoding: DecodeState) -> None:
         decoding.append(pick(decoding.logits(), Sampling(), torch.zeros(len(ids))))
 
     with torch.no_grad():
@@ -115,7 +121,7 @@ def measure(
     report.figure(
         f"{name}: the table, once", seconds(ours.model.embed_tokens.materialize, device), "s"
     )
-    table, tied = materialized(ours), build(shape, "tied", device)
+    table, tied = with_materialized_embedding(ours), build(shape, "tied", device)
     other = llama(ours, device)
     ids = torch.randint(0, VOCABULARY, (8, PROMPT), device=device)
     for batch in (1, 8):

@@ -146,7 +146,7 @@ def peak_megabytes(work: Work, device: torch.device) -> float:
         _wait(device)
         return (torch.cuda.max_memory_allocated(device) - before) / 1e6
     ctypes.CDLL("libc.so.6").malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak starts anew
+    Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak starts again
     before = _status_kilobytes("VmRSS")
     work()
     return (_status_kilobytes("VmHWM") - before) * 1024 / 1e6

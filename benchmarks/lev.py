@@ -14,9 +14,9 @@ from torch import Tensor
 
 from leviathan.config.schema import ModelConfig
 from leviathan.model.embedding import build_embedding
-from leviathan.model.init import draw
-from leviathan.model.kernels.lev import Parameters, lev_rows
-from leviathan.model.kernels.reference import reference_rows
+from leviathan.model.init import draw_values
+from leviathan.model.kernels.lev import Parameters, lev_vectors
+from leviathan.model.kernels.reference import reference_vectors
 
 VOCABULARY = 200_376
 LITERAL = "literal, prod over factors"
@@ -27,9 +27,9 @@ def parameters(width: int, device: torch.device) -> Parameters:
     shape = {"d_model": width, "n_layers": 1, "n_heads": 1, "vocab_size": VOCABULARY}
     config = ModelConfig.model_validate(shape | {"embedding": {"kind": "leviathan"}})
     embedding = build_embedding(config)
-    how = embedding.initial(config)
+    how = embedding.init_spec(config)
     values = {
-        name: draw(name, p.shape, how[name], seed=0).to(device).requires_grad_()
+        name: draw_values(name, p.shape, how[name], seed=0).to(device).requires_grad_()
         for name, p in embedding.named_parameters()
     }
     return Parameters(**values)
@@ -47,10 +47,10 @@ def per_unique_id(report: Report, width: int, rounds: int, device: torch.device)
     grad = torch.randn(8192, width, device=device)
 
     def ours(n: int = 1024) -> None:
-        both_ways(lev_rows, ids[:n], p, grad[:n])
+        both_ways(lev_vectors, ids[:n], p, grad[:n])
 
     def literal(n: int = 1024) -> None:
-        both_ways(reference_rows, ids[:n], p, grad[:n])
+        both_ways(reference_vectors, ids[:n], p, grad[:n])
 
     times = paired(ours, literal, rounds, device)
     per_id = [(a / 1024 * 1e6, b / 1024 * 1e6) for a, b in times]
@@ -71,10 +71,10 @@ def text(report: Report, width: int, rounds: int, device: torch.device) -> None:
     grad = torch.randn(ids.numel(), width, device=device)
 
     def ours() -> None:
-        rows = torch.nn.functional.embedding(places, lev_rows(distinct, p))
+        rows = torch.nn.functional.embedding(places, lev_vectors(distinct, p))
         torch.autograd.grad(rows, p, grad)
 
-    pairs = paired(ours, lambda: both_ways(reference_rows, ids, p, grad), rounds, device)
+    pairs = paired(ours, lambda: both_ways(reference_vectors, ids, p, grad), rounds, device)
     milliseconds = [(a * 1e3, b * 1e3) for a, b in pairs]
     case = f"8×512 tokens, {source}, {len(distinct)} distinct, D {width}"
     report.compare(case, milliseconds, "literal, per token", "ms", "≥ 9")
@@ -122,7 +122,7 @@ def on_device(report: Report, device: torch.device, rounds: int) -> None:
     ids = torch.randperm(VOCABULARY, device=device)[:8192]
 
     def ours() -> None:
-        both_ways(lev_rows, ids, p, grad)
+        both_ways(lev_vectors, ids, p, grad)
 
     times = sorted(a for a, _ in paired(ours, ours, max(5, rounds), device))
     report.figure("forward+backward, N 8192, D 2048", times[len(times) // 2] * 1e3, "ms", 3)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from harness import Report, arguments, paired, peak_megabytes, ready
 
 from leviathan.model.head import _Part, _SummedCrossEntropy
-from leviathan.model.shards import ALONE
+from leviathan.model.tp_layout import NO_TP
 
 VOCABULARY, PADDED = 200_019, 200_376
 
@@ -23,7 +23,7 @@ def compare(
     targets = torch.randint(0, VOCABULARY, (tokens,), device=device)
 
     def ours() -> None:
-        loss = _SummedCrossEntropy.apply(hidden, weight, targets, _Part(0, VOCABULARY, ALONE))
+        loss = _SummedCrossEntropy.apply(hidden, weight, targets, _Part(0, VOCABULARY, NO_TP))
         torch.autograd.grad(loss, (hidden, weight))
 
     def plain() -> None:

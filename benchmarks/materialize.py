@@ -8,7 +8,7 @@ from harness import Report, arguments, paired, ready, seconds
 
 from leviathan.config.schema import ModelConfig
 from leviathan.model.embedding import build_embedding
-from leviathan.model.init import draw
+from leviathan.model.init import draw_values
 
 VOCABULARY = 200_376
 SIDE = 4096  # of the square matrix product that measures the machine
@@ -19,10 +19,10 @@ def measure(report: Report, width: int, rounds: int, device: torch.device) -> No
     shape = {"d_model": width, "n_layers": 1, "n_heads": 1, "vocab_size": VOCABULARY}
     config = ModelConfig.model_validate(shape | {"embedding": {"kind": "leviathan"}})
     embedding = build_embedding(config)
-    how = embedding.initial(config)
+    how = embedding.init_spec(config)
     with torch.no_grad():
         for name, parameter in embedding.named_parameters():
-            parameter.copy_(draw(name, parameter.shape, how[name], seed=0))
+            parameter.copy_(draw_values(name, parameter.shape, how[name], seed=0))
     embedding = embedding.to(device)
     products = embedding.multiply_adds(config) * VOCABULARY
     a, b = torch.randn(2, SIDE, SIDE, device=device)

@@ -21,16 +21,16 @@ from harness import Report, arguments, paired, ready, seconds
 
 from leviathan.config.plan import RunPlan
 from leviathan.config.schema import RunConfig
-from leviathan.data.stream import Batch
+from leviathan.data.loader import Batch
 from leviathan.engine import build_engine
 from leviathan.engine.base import StepStats
-from leviathan.model.accounting import account
+from leviathan.model.model_stats import count_params
 from leviathan.parallel.launch_env import read_launch_env
 from leviathan.parallel.mesh import init_mesh
 from leviathan.parallel.ports import free_port
 from leviathan.train.loop import new_model
 from leviathan.train.metrics import Metrics
-from leviathan.train.step_clock import StepClock
+from leviathan.train.step_timer import StepTimer
 
 SEQ_LEN, VOCABULARY, PADDED = 512, 8_193, 8_256
 
@@ -53,7 +53,7 @@ class Steps:
             }
         )
         mesh = init_mesh(read_launch_env(), tp=1)
-        self.clock, size = StepClock(mesh), account(config.model)
+        self.clock, size = StepTimer(mesh), count_params(config.model)
         self.engine = build_engine(
             lambda: self.clock.attached(new_model(config)), RunPlan(config, 1), mesh
         )

@@ -26,7 +26,7 @@ except ImportError as error:
 
 from leviathan.config.plan import RunPlan
 from leviathan.config.schema import ModelConfig, OptimConfig
-from leviathan.data.stream import Batch
+from leviathan.data.loader import Batch
 from leviathan.engine import build_engine
 from leviathan.parallel.mesh import Mesh
 from leviathan.train.loop import new_model

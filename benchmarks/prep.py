@@ -30,7 +30,7 @@ from leviathan.data.prepare.sources import find_inputs
 
 GOAL = 2.5
 SHARDS = 8
-LEAST_DOCUMENT, MOST_DOCUMENT = 100, 1_000_000  # bytes; data that calls itself .py is left out
+LEAST_DOCUMENT, MOST_DOCUMENT = 100, 1_000_000  # bytes; data that calls itself .py is omitted
 PILE_BYTES = 825 * 2**30
 
 # Times the call alone; with "shares", also its stages, on one core.
@@ -79,7 +79,7 @@ class Run:
 def main() -> None:
     """Measures and prints."""
     parser = arguments((__doc__ or "").splitlines()[0], rounds=3)
-    parser.add_argument("--text", nargs="*", help="corpus files or folders, else what is at hand")
+    parser.add_argument("--text", nargs="*", help="corpus files or folders, else what is available")
     parser.add_argument(
         "--megabytes", type=int, default=150, help="of text, where it is made (150)"
     )

@@ -11,8 +11,8 @@ from batch import text_batch
 
 from leviathan.config.schema import RunConfig
 from leviathan.data.dataset import TOKENIZER_FILES
-from leviathan.data.stream import Batch
-from leviathan.parallel.launch_env import keep_pages, read_launch_env
+from leviathan.data.loader import Batch
+from leviathan.parallel.launch_env import keep_freed_memory, read_launch_env
 from leviathan.parallel.mesh import Mesh, init_mesh
 
 BODY = {"d_model": 256, "n_layers": 6, "n_heads": 4}  # the 60M-like body
@@ -27,7 +27,7 @@ def scratch() -> Path:
 
 def world() -> Mesh:
     """A world of this process alone, set up as `leviathan train` does."""
-    keep_pages()
+    keep_freed_memory()
     return init_mesh(read_launch_env(), tp=1)
 
 

@@ -36,7 +36,7 @@ ENGINES: dict[str, dict[str, Any]] = {
 def on_a_rank(
     pipe: Connection, place: dict[str, str], engine: str, options: argparse.Namespace
 ) -> None:
-    """Seconds of each step of one rank, the first one left out."""
+    """Seconds of each step of one rank, the first one omitted."""
     os.environ.update(place)
     torch.set_num_threads(1)
     mesh = init_mesh(read_launch_env(), tp=1)

@@ -19,7 +19,7 @@ from leviathan.console import say
 from leviathan.evaluate.definitions import definitions
 from leviathan.evaluate.harness import BUILTIN, LeviathanLM, evaluate_model
 from leviathan.evaluate.scoring import open_checkpoint
-from leviathan.evaluate.task_rows import ROWS
+from leviathan.evaluate.task_records import RECORDS
 from leviathan.export.hf_llama import export
 
 Samples = dict[str, list[Any]]
@@ -96,7 +96,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--task-data", type=Path, required=True)
-    parser.add_argument("--tasks", default=",".join(ROWS))
+    parser.add_argument("--tasks", default=",".join(RECORDS))
     parser.add_argument("--limit", type=int)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--device", default="cpu")

@@ -14,8 +14,8 @@ from harness import Report, arguments, paired, peak_megabytes, ready, seconds
 from torch import Tensor, nn
 
 from leviathan.config.schema import ModelConfig, OptimConfig
-from leviathan.model.accounting import account
 from leviathan.model.init import init_weights
+from leviathan.model.model_stats import count_params
 from leviathan.model.transformer import CausalLM
 from leviathan.optim import build_optimizer
 from leviathan.train.metrics import device_peak_flops
@@ -63,7 +63,7 @@ class Arm:
         self.optimizer.zero_grad(set_to_none=True)
 
     def update(self) -> None:
-        """Clipping and AdamW on the gradients at hand."""
+        """Clipping and AdamW on the gradients available."""
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
 
@@ -124,8 +124,8 @@ def measure(report: Report, shape: str, rounds: int, device: torch.device) -> No
     for arm, kind, taken in ((ours, "leviathan", step), (tied, "tied", theirs)):
         report.figure(f"{kind}, {shape}", tokens / taken, "tokens/s")
         if peak := device_peak_flops():
-            size = account(arm.model.config)
-            # LEV's FLOPs are counted for every token but done for distinct ids: left out.
+            size = count_params(arm.model.config)
+            # LEV's FLOPs are counted for every token but done for distinct ids: omitted.
             work = (size.flops_per_token - size.input_embedding_flops_per_token) * tokens
             used = work / taken / peak
             goal_of_mfu = 50 if shape == "1.2b" else None

@@ -15,9 +15,9 @@ from run import run_config, scratch, world
 
 from leviathan.config.plan import RunPlan
 from leviathan.config.schema import PrepConfig
+from leviathan.data.loader import TrainLoader
 from leviathan.data.prepare import prepare
 from leviathan.data.prepare.stdlib_corpus import write_stdlib_corpus
-from leviathan.data.stream import TrainStream
 from leviathan.data.tokenizer import train_bpe
 from leviathan.engine import build_engine
 from leviathan.train.loop import new_model
@@ -44,8 +44,8 @@ def data_set(folder: Path) -> Path:
 
 
 def tokens_per_second(path: Path, rows: int, steps: int) -> float:
-    """Of batches that nobody trains on."""
-    stream = TrainStream(path, 1, 10_000, rows, min(rows, 8))
+    """Of batches that no one trains on."""
+    stream = TrainLoader(path, 1, 10_000, rows, min(rows, 8))
     stream.microbatches(0, 0, 1)
     begin = time.perf_counter()
     for step in range(1, steps + 1):
@@ -57,7 +57,7 @@ def waiting_share(path: Path, folder: Path, rows: int, steps: int) -> float:
     """Per cent of the 60M-like model's steps in which it waits for data."""
     config = run_config(folder, {"kind": "fsdp2"}, rows)
     engine = build_engine(lambda: new_model(config), RunPlan(config, 1), world())
-    stream = TrainStream(path, 1, 10_000, rows, rows)
+    stream = TrainLoader(path, 1, 10_000, rows, rows)
     waited, begin = 0.0, 0.0
     for step in range(steps + 1):
         if step == 1:  # the first one starts everything

@@ -7,8 +7,8 @@ The ranks are started here, with one thread each on the CPU (one device each on 
 algorithms: of n ranks' all-reduce 2(n-1)/n of the tensor, of an all-gather (n-1)/n of the result.
 "Once a step" is the sum of gradients of parameters that every rank has whole, LEV's and the norms'.
 
-Why `ids` is the default of `embedding.tp`: generation costs much and its rows are small, so a rank
-does well to make its share of them and be given the rest. `replicated` makes every row on every
+`ids` is the default of `embedding.tp_mode`: generating vectors is expensive and sending them is
+cheap, so each rank generates its share and receives the rest. `replicated` makes every row on every
 rank and sends as much a step. `heads` takes as long as `ids` and halves LEV's memory, but sends
 twice as much a micro-batch, rounds partial sums, and needs a tp that divides the heads; it is for
 runs where LEV's few megabytes count.
@@ -28,15 +28,15 @@ from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
 from leviathan.config.embedding import LeviathanConfig
-from leviathan.data.stream import Batch
-from leviathan.model.shards import Peers
+from leviathan.data.loader import Batch
+from leviathan.model.tp_layout import TPGroup
 from leviathan.model.transformer import CausalLM
 from leviathan.parallel.launch_env import free_port, read_launch_env
 from leviathan.parallel.mesh import Mesh, init_mesh
-from leviathan.parallel.tensor import GroupPeers, apply_tp
+from leviathan.parallel.tensor_parallel import ProcessTPGroup, apply_tp
 from leviathan.train.loop import new_model
 
-DEFAULT = LeviathanConfig().tp
+DEFAULT = LeviathanConfig().tp_mode
 MODES = (DEFAULT, "replicated", "heads")
 assert DEFAULT == "ids", "the goals below are about it"
 GOALS = {  # LEV is a few per cent of a micro-batch, and `heads` takes as long as `ids`
@@ -48,25 +48,25 @@ GOALS = {  # LEV is a few per cent of a micro-batch, and `heads` takes as long a
 BYTES = 16  # a parameter's: fp32 weight, gradient and both moments
 
 
-class Meter(GroupPeers):
-    """Peers that count what this rank sends."""
+class Meter(ProcessTPGroup):
+    """TPGroup that count what this rank sends."""
 
     sent = 0.0
 
     def sum_(self, x: Tensor) -> Tensor:
-        """See `Peers`."""
+        """See `TPGroup`."""
         self.sent += 2 * (self.size - 1) / self.size * x.nbytes
         return super().sum_(x)
 
     def highest_(self, x: Tensor) -> Tensor:
-        """See `Peers`."""
+        """See `TPGroup`."""
         self.sent += 2 * (self.size - 1) / self.size * x.nbytes
         return super().highest_(x)
 
     def joined(self, x: Tensor, dim: int) -> Tensor:
-        """See `Peers`."""
+        """See `TPGroup`."""
         self.sent += (self.size - 1) * x.nbytes
-        return super().joined(x, dim)
+        return super().gather_from_tp(x, dim)
 
 
 class Way:
@@ -74,7 +74,7 @@ class Way:
 
     def __init__(self, mode: str, rows: int, mesh: Mesh) -> None:
         config = run_config(scratch(), {"kind": "fsdp2"}, rows)
-        embedding = config.model.embedding.model_copy(update={"tp": mode})
+        embedding = config.model.embedding.model_copy(update={"tp_mode": mode})
         model = config.model.model_copy(update={"embedding": embedding})
         config = config.model_copy(update={"model": model})
         self.batch: Batch = one_batch(config).to(mesh.device)
@@ -83,7 +83,7 @@ class Way:
         self.model.to(mesh.device)
         self.meter = Meter(mesh.tp_group)
         for module in self.model.modules():
-            if isinstance(getattr(module, "tp", None), Peers):
+            if isinstance(getattr(module, "tp", None), TPGroup):
                 cast(Any, module).tp = self.meter
         lev = self.model.model.embed_tokens
         self.held = sum(p.numel() for p in lev.parameters()) * BYTES / 1e6
@@ -129,7 +129,7 @@ def measure(report: Report, ways: Sequence[Way], rounds: int, device: torch.devi
         report.figure(f"{mode}: sent, LEV a micro-batch", way.megabytes(way.embedding), "MB")
         whole = way.megabytes(way.micro_batch)
         report.figure(f"{mode}: sent, a micro-batch in all", whole, "MB")
-        once = sum(p.nbytes for n, p in way.model.named_parameters() if not way.layout.cut(n))
+        once = sum(p.nbytes for n, p in way.model.named_parameters() if not way.layout.shard(n))
         ranks = way.meter.size
         report.figure(f"{mode}: sent, once a step", 2 * (ranks - 1) / ranks * once / 1e6, "MB")
         report.figure(f"{mode}: LEV's weights, gradients, moments a rank", way.held, "MB")

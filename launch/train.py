@@ -9,7 +9,7 @@ import sys
 from leviathan.cli import main
 
 if __name__ == "__main__":
-    # The deepspeed launcher adds --local_rank=N; the same stands in the environment.
+    # The deepspeed launcher adds --local_rank=N; the same is in the environment.
     given = [a for a in sys.argv[1:] if not a.startswith(("--local_rank", "--local-rank"))]
     sys.argv[1:] = ["check" if "--probe" in given else "train", *given]
     main()

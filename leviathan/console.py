@@ -1,4 +1,4 @@
-"""What people see: everything but results goes to standard error, from rank 0 only."""
+"""Console output. Everything but results goes to standard error, from rank 0 only."""
 
 import io
 import os
@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 
 from rich.console import Console, RenderableType
 from rich.progress import (
@@ -22,7 +23,9 @@ from leviathan.credentials import without_credentials
 
 console = Console(stderr=True, highlight=False, soft_wrap=True)
 
-PLAIN_INTERVAL_S = 15.0  # how often a bar becomes a line where there is no terminal
+PLAIN_INTERVAL_S = 15.0  # interval of progress lines where there is no terminal
+
+_with_time = False
 
 
 def is_rank_zero() -> bool:
@@ -33,7 +36,24 @@ def is_rank_zero() -> bool:
 def say(text: str, style: str | None = None) -> None:
     """Prints one line to standard error on rank 0; `text` is never read as rich markup."""
     if is_rank_zero():
-        console.print(without_credentials(text), style=style, markup=False)
+        time = f"{utc_now()} " if _with_time else ""
+        console.print(time + without_credentials(text), style=style, markup=False)
+
+
+def utc_now() -> str:
+    """The time as in logs: 2024-02-29T12:34:56Z."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+@contextmanager
+def times_on_lines() -> Iterator[None]:
+    """Begins each line of `say` with the UTC time."""
+    global _with_time
+    before, _with_time = _with_time, True
+    try:
+        yield
+    finally:
+        _with_time = before
 
 
 def as_text(*tables: RenderableType) -> str:

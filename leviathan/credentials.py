@@ -1,4 +1,4 @@
-"""Passwords and tokens that a URL carries: good for opening it, and for nobody else to see.
+"""Passwords and tokens that a URL carries: good for opening it, and for no one else to see.
 
 What opens a URL has all of it; names, messages and files have `without_credentials`. Where the two
 could be mixed up, the text passes here once more: errors, everything that is said on the terminal,

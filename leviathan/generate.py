@@ -12,7 +12,7 @@ from leviathan.errors import ConfigError, DataError
 from leviathan.evaluate.scoring import open_checkpoint
 from leviathan.evaluate.text_stream import TextStream
 from leviathan.evaluate.truncation import TruncationCounts, fit_prompt
-from leviathan.model.decode import Sampling, generate, materialized
+from leviathan.model.decode import Sampling, generate, with_materialized_embedding
 from leviathan.model.transformer import CausalLM
 
 OnText = Callable[[int, str], None]  # (number of the prompt, new text)
@@ -34,7 +34,7 @@ def generate_texts(
         prompts: texts; an empty one begins a document.
         max_new_tokens: maximum new tokens per prompt; limited, with a warning, to the context that
             remains after the prompt.
-        sampling: greedy if left out; a prompt's draws depend on the seed and its number alone.
+        sampling: greedy if omitted; a prompt's draws depend on the seed and its number alone.
         stops: texts at which a continuation ends; they are not part of it.
         batch_size: prompts at once.
         on_text: gets each piece of text when it is certain.
@@ -45,7 +45,7 @@ def generate_texts(
         tokens removed from the beginning of a prompt that fills the context; `truncation`: totals.
 
     Raises:
-        CheckpointError: no whole checkpoint there.
+        CheckpointError: no valid checkpoint there.
         ConfigError: a sampling option that means nothing, or no prompt.
     """
     how = sampling or Sampling()
@@ -60,7 +60,7 @@ def generate_texts(
             "0 or more and a top-p above 0, at most 1",
         )
     loaded = open_checkpoint(checkpoint)
-    model = materialized(loaded.model)
+    model = with_materialized_embedding(loaded.model)
     completions: list[dict[str, Any]] = []
     for first in range(0, len(prompts), batch_size):
         batch = prompts[first : first + batch_size]

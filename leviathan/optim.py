@@ -172,7 +172,7 @@ class GuardedAdamW(torch.optim.AdamW):
         clip_index: parameter name → index of its gradient norm in the argument of `clip`.
     """
 
-    veto: bool = False
+    skip_step: bool = False
     clip_index: Mapping[str, int] = MappingProxyType({})
 
     @property
@@ -196,7 +196,7 @@ class GuardedAdamW(torch.optim.AdamW):
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """One AdamW update, or nothing while `veto` is set."""
-        if self.veto:
+        if self.skip_step:
             return None
         for group in self.param_groups:
             # In fp32 with every engine.

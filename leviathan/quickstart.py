@@ -20,11 +20,12 @@ from pathlib import Path
 
 from rich.rule import Rule
 
+from leviathan.checkpoint.layout import evaluation_dir, step_dir
 from leviathan.console import console, say
 from leviathan.data.tokenizer import meta_file_of
 from leviathan.errors import LeviathanError
 from leviathan.parallel.ports import free_port
-from leviathan.train.log_file import METRICS, read_lines
+from leviathan.train.metrics_log import METRICS, read_lines
 
 ROOT = Path(__file__).parent.parent
 with suppress(ValueError):
@@ -107,7 +108,7 @@ def finish(process: subprocess.Popen[bytes], command: Sequence[str | Path]) -> N
         raise StepFailed(
             "quickstart.step_failed",
             f"the step above ended with status {status}: {shlex.join(map(str, command))}\n"
-            "Mend what it says and start the quickstart again; it continues where it stopped.",
+            "Fix what it says and start the quickstart again; it continues where it stopped.",
         )
 
 
@@ -247,7 +248,7 @@ class Quickstart:
             raise StepFailed(
                 "quickstart.losses_differ", f"the losses of {whole} and {broken} differ: {losses}"
             )
-        say(f"All {steps} losses are equal to the last bit: resuming changes nothing.", "green")
+        say(f"All {steps} losses are equal bit for bit: resuming changes nothing.", "green")
 
     # ------------------------------------------------------------ after training
 
@@ -265,7 +266,7 @@ class Quickstart:
 
     def _is_filed(self, run_dir: Path, name: str) -> bool:
         """Whether an evaluation of the last step is there already."""
-        path = run_dir / "evaluation" / f"step-{total_steps(self.size):08d}" / name
+        path = evaluation_dir(run_dir, total_steps(self.size)) / name
         if path.exists():
             say(f"{path} is there already")
         return path.exists()
@@ -296,7 +297,7 @@ def last_step(run_dir: Path) -> int:
 
 def is_complete(run_dir: Path, steps: int) -> bool:
     """Whether a run has its last checkpoint, so that nothing need be launched."""
-    manifest = run_dir / "checkpoints" / f"step-{steps:08d}" / "manifest.json"
+    manifest = step_dir(run_dir, steps) / "manifest.json"
     if manifest.exists():
         say(f"{run_dir}: complete after {steps:,} steps")
     return manifest.exists()

@@ -1,4 +1,4 @@
-"""What all tests share: a small prepared dataset, and the real data where it is at hand."""
+"""What all tests share: a small prepared dataset, and the real data where it is available."""
 
 import inspect
 import json

@@ -36,7 +36,7 @@ RUN_BY = {
     "docs/checkpoints.md": "tests/distributed/test_docs.py",
     "docs/embedding_kind.md": "tests/distributed/test_embedding_kind_docs.py",
     "docs/operations.md": "tests/distributed/test_operations.py",
-    "docs/studies.md": "tests/e2e/test_readme_runs.py",
+    "docs/experiments.md": "tests/e2e/test_readme_runs.py",
     "docs/tutorial.md": "tests/e2e/test_tutorial.py",
     "eval/README.md": "tests/unit/evaluate/test_eval_readme.py",
     "launch/README.md": "tests/distributed/test_launch_docs.py",
@@ -45,7 +45,7 @@ RUN_BY = {
 _QUICKSTART = "minutes long; tests/e2e/test_quickstart.py runs it in small"
 _MAKE = "this very test suite, or an installation"
 _HUB = "fetches from the Hugging Face Hub"
-_STUDY = "minutes to days; tests/unit/study/test_execute.py runs one in small"
+_EXPERIMENT = "minutes to days; tests/unit/experiments/test_execute.py runs one in small"
 _SLURM = "there is no Slurm; tests/distributed/test_slurm.py runs the script that it submits"
 _HOSTS = "two machines; tests/distributed/test_launch_docs.py runs the same on two"
 ONLY_PARSED = {
@@ -58,11 +58,11 @@ ONLY_PARSED = {
     "make docs": "tests/unit/test_every_command.py and config/test_reference.py hold its output",
     "leviathan launch configs/run/pile_400m.yaml --hostfile hostfile": _HOSTS,
     "leviathan eval runs/400m-leviathan --tasks hellaswag,piqa,lambada_openai,wikitext": _HUB,
-    "leviathan study run configs/experiments/ablation_small.yaml": _STUDY,
-    "leviathan study run configs/experiments/fairness_init_small.yaml": _STUDY,
-    "leviathan study run configs/experiments/fairness_init.yaml": _STUDY,
-    "leviathan study run configs/experiments/fairness_lr_small.yaml": _STUDY,
-    "leviathan study run configs/experiments/fairness_lr.yaml": _STUDY,
+    "leviathan experiment run configs/experiments/ablation_small.yaml": _EXPERIMENT,
+    "leviathan experiment run configs/experiments/fairness_init_small.yaml": _EXPERIMENT,
+    "leviathan experiment run configs/experiments/fairness_init.yaml": _EXPERIMENT,
+    "leviathan experiment run configs/experiments/fairness_lr_small.yaml": _EXPERIMENT,
+    "leviathan experiment run configs/experiments/fairness_lr.yaml": _EXPERIMENT,
     "leviathan launch run.yaml --launcher slurm --nodes 2 --ranks 8": _SLURM,
     "leviathan eval CKPT --tasks lambada_openai": _HUB,
     "lm_eval --model hf --model_args pretrained=exported --tasks hellaswag,arc_easy,arc_challenge,"

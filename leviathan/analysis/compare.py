@@ -12,42 +12,42 @@ from typing import Any
 import numpy as np
 
 from leviathan.analysis.curves import band, difference, efficiency
-from leviathan.analysis.gather import Entry, gather
+from leviathan.analysis.frequency_tables import frequency_of
+from leviathan.analysis.load_runs import RunRecord, load_runs
 from leviathan.analysis.pairing import Pair, pairing_of, pairs_of, with_common_losses
 from leviathan.analysis.runs import Run
 from leviathan.analysis.significance import mean_of, over_seeds
-from leviathan.analysis.strata_tables import frequency_of
+from leviathan.analysis.summary import summarize
 from leviathan.analysis.sweeps import best_entries, sweep_of
 from leviathan.analysis.tasks import tasks_of
-from leviathan.analysis.verdict import verdict
 from leviathan.config.identity import flatten, within
 from leviathan.errors import DataError
-from leviathan.evaluate.strata import comparisons_of
+from leviathan.evaluate.frequency_buckets import comparisons_of
 
-# Known to differ between runs that are meant to be compared, or to say nothing about the model.
+# Known to differ between runs that are intended to be compared, or to say nothing about the model.
 _NOT_A_DIFFERENCE = ("run_dir",)
 # Keys that may differ between runs of one arm. They change speeds and rounding errors of the loss.
-_COMPUTED_DIFFERENTLY = ("engine", "parallel", "model.embedding.tp", "train.micro_batch_size")
+_COMPUTED_DIFFERENTLY = ("engine", "parallel", "model.embedding.tp_mode", "train.micro_batch_size")
 
 
 def compare(paths: Sequence[Path], allow_unequal: bool = False) -> dict[str, Any]:
     """Reads the runs and returns every number of the report as plain JSON values.
 
     Args:
-        paths: run folders, the first of the baseline; or one study.
+        paths: run folders, the first of the baseline; or one experiment.
         allow_unequal: also compare runs that differ in data, order, tokenizer or budget.
 
     Raises:
         DataError: no run was given, a folder is not a run, or no two of the runs may be compared.
-        ConfigError: a study's file cannot be read.
+        ConfigError: an experiment's file cannot be read.
     """
-    gathered = gather(paths)
+    gathered = load_runs(paths)
     names = list(dict.fromkeys(entry.group for entry in gathered.entries))
     groups = []
     for name in names:
         entries = [entry for entry in gathered.entries if entry.group == name]
         groups.append(_group(name, entries, allow_unequal))
-    if not gathered.is_study:
+    if not gathered.is_experiment:
         _check_comparable(groups[0])
     report = {
         "title": gathered.title or _title(groups[0]),
@@ -57,10 +57,10 @@ def compare(paths: Sequence[Path], allow_unequal: bool = False) -> dict[str, Any
         "groups": groups,
         "runs": [row for group in groups for row in group["runs"]],
     }
-    return report | {"verdict": verdict(report)}
+    return report | {"verdict": summarize(report)}
 
 
-def config_differences(entries: Sequence[Entry]) -> list[dict[str, Any]]:
+def config_differences(entries: Sequence[RunRecord]) -> list[dict[str, Any]]:
     """Configuration keys in which runs differ, as dotted paths, with one value per run."""
     flat = [flatten(entry.run.config) for entry in entries]
     keys = sorted({key for config in flat for key in config} - set(_NOT_A_DIFFERENCE))
@@ -93,7 +93,7 @@ def _check_comparable(group: dict[str, Any]) -> None:
     )
 
 
-def _group(name: str, entries: Sequence[Entry], allow_unequal: bool) -> dict[str, Any]:
+def _group(name: str, entries: Sequence[RunRecord], allow_unequal: bool) -> dict[str, Any]:
     """One comparison; of a sweep, that of each arm at the values that suit it best."""
     entries, loss_note = with_common_losses(entries)
     swept = sweep_of(entries)
@@ -141,7 +141,7 @@ def _comparisons(
     }
 
 
-def _run_row(entry: Entry) -> dict[str, Any]:
+def _run_row(entry: RunRecord) -> dict[str, Any]:
     """What one run is and came to."""
     run = entry.run
     loss, evaluation = run.validation_loss, run.perplexity or {}
@@ -173,7 +173,7 @@ def _run_row(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _arm(label: str, entries: Sequence[Entry], pairs: Sequence[Pair]) -> dict[str, Any]:
+def _arm(label: str, entries: Sequence[RunRecord], pairs: Sequence[Pair]) -> dict[str, Any]:
     """An arm's figures, means over its seeds; and its pairs with the baseline."""
     rows = [_run_row(entry) for entry in entries]
     first = rows[0]
@@ -223,7 +223,7 @@ def _pair(pair: Pair) -> dict[str, Any]:
         "run": str(run.path),
         "base": str(base.path),
         "unequal": list(pair.differs),
-        "validation_nats": _less(run.validation_loss, base.validation_loss),
+        "validation_nats": _improvement(run.validation_loss, base.validation_loss),
         "efficiency": efficiency(run, base),
     }
 
@@ -245,7 +245,7 @@ def _relative(
         return mean_of([getattr(run, name) for run in of])
 
     def gap(name: str) -> float | None:
-        return _less(mean(name, runs), mean(name, bases))
+        return _improvement(mean(name, runs), mean(name, bases))
 
     def percent(name: str) -> float | None:
         change, whole = gap(name), mean(name, bases)
@@ -271,7 +271,7 @@ def _relative(
     }
 
 
-def _less(value: float | None, other: float | None) -> float | None:
+def _improvement(value: float | None, other: float | None) -> float | None:
     return None if value is None or other is None else value - other
 
 
@@ -304,7 +304,7 @@ def _mean_efficiency(pairs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _curve(label: str, entries: Sequence[Entry], counted: Sequence[Pair]) -> dict[str, Any]:
+def _curve(label: str, entries: Sequence[RunRecord], counted: Sequence[Pair]) -> dict[str, Any]:
     """Training and validation loss over tokens, and the paired difference: means with bands."""
 
     def train(run: Run) -> tuple[np.ndarray, np.ndarray]:

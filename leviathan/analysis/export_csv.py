@@ -1,11 +1,11 @@
-"""The report's numbers as CSV tables, for whoever draws them anew."""
+"""The report's numbers as CSV tables, for whoever draws them again."""
 
 import csv
 import io
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from leviathan.evaluate.strata import SCALES
+from leviathan.evaluate.frequency_buckets import SCALES
 
 _RUN_COLUMNS = ("seed", "step", "planned_steps", "tokens", "validation_loss", "perplexity")
 _RUN_COLUMNS += (
@@ -24,7 +24,7 @@ _RELATIVE += ("flops_percent",)
 
 
 def csv_files(report: dict[str, Any]) -> dict[str, str]:
-    """File name → text; a table without a row is left out."""
+    """File name → text; a table without a row is omitted."""
     groups = report["groups"]
     found = {
         "runs.csv": _runs(report["runs"]),
@@ -41,7 +41,7 @@ def _runs(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """One row a run; `kind`, `parameters`, `tokens` and `loss` are what `leviathan fit` reads."""
     return [
         {
-            "study": run["group"],
+            "experiment": run["group"],
             "kind": run["arm"],
             "parameters": (run["parameters"] or {}).get("total"),
             "loss": run["validation_loss"],

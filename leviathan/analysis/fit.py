@@ -9,11 +9,16 @@ import numpy as np
 from rich.table import Table
 
 from leviathan.analysis import scaling
-from leviathan.analysis.losses import ALONE, Row, contradictions, points_of, read_table
-from leviathan.analysis.plots_scaling import scaling_picture
+from leviathan.analysis.loss_table import (
+    ALL_ROWS,
+    LossRow,
+    contradictions,
+    points_of,
+    read_loss_table,
+)
+from leviathan.analysis.plots_scaling import scaling_figure
 from leviathan.analysis.scaling import FORMS, Form, Law, Points, free_parameters
 from leviathan.console import as_text
-from leviathan.data.files import check_file, write_atomic
 from leviathan.errors import DataError
 from leviathan.evaluate.intervals import (
     CONFIDENCE,
@@ -22,6 +27,7 @@ from leviathan.evaluate.intervals import (
     comparisons_note,
     no_interval,
 )
+from leviathan.files import check_writable_file, write_atomic
 
 Names = ("E", "A", "alpha", "B", "beta")
 _GREEK = {"alpha": "α", "beta": "β"}
@@ -41,7 +47,7 @@ def fit_table(
     Args:
         path: a CSV with `parameters`, `tokens`, `loss` and, to compare, `kind`.
         form: which variables; `auto` takes those that the table can tell apart.
-        baseline: the kind to express the others in; left out, `tied` or the first.
+        baseline: the kind to express the others in; omitted, `tied` or the first.
         floor: False fixes E = 0.
         out: folder for `fit.json`, `fit.svg` and `fit.png`.
         replicates: number of refits from which the intervals are computed.
@@ -54,8 +60,8 @@ def fit_table(
     """
     files = {name: out / f"fit.{name}" for name in ("json", "svg", "png")} if out else {}
     for file in files.values():
-        check_file(file)
-    rows = read_table(path)
+        check_writable_file(file)
+    rows = read_loss_table(path)
     kinds = list(dict.fromkeys(row.kind for row in rows))
     base = _baseline(path, kinds, baseline)
     by_kind = {kind: [row for row in rows if row.kind == kind] for kind in kinds}
@@ -88,7 +94,7 @@ def fit_table(
         "contradictions": contradictions(rows, base),
     }
     result["comparisons"] = _comparisons(result)
-    result["says"] = _says(result, points_of(by_kind[base]), form, floor)
+    result["says"] = _summary(result, points_of(by_kind[base]), form, floor)
     if out:
         _write(result, rows, fits, files)
     return result
@@ -176,8 +182,8 @@ def _form(points: Points, asked: Form | Literal["auto"]) -> Form:
     return "nd"
 
 
-def _too_few(path: Path, kind: str, rows: Sequence[Row], form: Form, need: int) -> str:
-    of_kind = "" if kind == ALONE else f" of kind {kind!r}"
+def _too_few(path: Path, kind: str, rows: Sequence[LossRow], form: Form, need: int) -> str:
+    of_kind = "" if kind == ALL_ROWS else f" of kind {kind!r}"
     text = (
         f"{path}: {len(rows)} row{'s' * (len(rows) != 1)}{of_kind}, and {FORMS[form]} is free in "
         f"{need} numbers: give at least {need} rows, {need + MIN_SPARE} for intervals"
@@ -192,7 +198,7 @@ def _fit_kind(
     reason = scaling.no_fit_interval(points, law, floor)
     # Rows that the law fits exactly may still be numerous enough; only their noise is unknown.
     enough = no_interval("row", len(points), free_parameters(form, floor)) is None
-    draws = scaling.draw(points, law, floor, replicates, seed) if enough else None
+    draws = scaling.bootstrap(points, law, floor, replicates, seed) if enough else None
     values = law.named()
     misfit = np.log(points.loss) - np.log(law.loss(points.parameters, points.tokens))
     intervals = {
@@ -208,14 +214,14 @@ def _fit_kind(
         "intervals": intervals,
         "no_interval": reason,
         "misfit": float(np.sqrt(np.mean(misfit**2))),
-        "scatter": scaling.scatter(points, law, floor),
+        "scatter": scaling.residual_scatter(points, law, floor),
         "floor_seen": law.floor > 0,
     }
     return {"law": law, "draws": draws, "points": points, "figures": figures}
 
 
 def _effective(
-    rows: Sequence[Row], base: str, fits: dict[str, Any], form: Form
+    rows: Sequence[LossRow], base: str, fits: dict[str, Any], form: Form
 ) -> list[dict[str, Any]]:
     """For every row of another kind: the baseline's N (or D) that reaches its loss.
 
@@ -237,7 +243,7 @@ def _effective(
 
 
 def _judged_losses(
-    row: Row, base: scaling.Draws | None, own: scaling.Draws | None, seed: int
+    row: LossRow, base: scaling.BootstrapFits | None, own: scaling.BootstrapFits | None, seed: int
 ) -> np.ndarray | None:
     """Samples of the row's loss, one per replicate of the baseline's law."""
     if base is None:
@@ -250,7 +256,7 @@ def _judged_losses(
 
 
 def _needs(
-    fitted: dict[str, Any], axis: Any, row: Row, losses: np.ndarray | None
+    fitted: dict[str, Any], axis: Any, row: LossRow, losses: np.ndarray | None
 ) -> dict[str, Any]:
     names = ("parameters", "tokens") if axis == "n" else ("tokens", "parameters")
     own, other = (row.value(name) for name in names)
@@ -316,7 +322,7 @@ def _comparisons(result: dict[str, Any]) -> int:
     return sum(row["no_interval"] is None for row in (*judged, *result["exponents"]))
 
 
-def _says(
+def _summary(
     result: dict[str, Any], points: Points, asked: Form | Literal["auto"], floor: bool
 ) -> list[str]:
     """What the numbers suffice for, in sentences."""
@@ -357,13 +363,13 @@ def _says(
 
 
 def _write(
-    result: dict[str, Any], rows: Sequence[Row], fits: dict[str, Any], files: dict[str, Path]
+    result: dict[str, Any], rows: Sequence[LossRow], fits: dict[str, Any], files: dict[str, Path]
 ) -> None:
     kinds = {
         kind: (points_of([row for row in rows if row.kind == kind]), fits.get(kind, {}).get("law"))
         for kind in dict.fromkeys(row.kind for row in rows)
     }
-    picture = scaling_picture(kinds, result["form"])
+    picture = scaling_figure(kinds, result["form"])
     files["json"].parent.mkdir(parents=True, exist_ok=True)
     result["files"] = {name: str(file) for name, file in files.items()}
     write_atomic(files["svg"], picture.svg.encode())

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import spearmanr
 
-from leviathan.evaluate.strata import BUCKETS, bucket_of
+from leviathan.evaluate.frequency_buckets import BUCKETS, bucket_of
 
 QUANTILES = (0.05, 0.5, 0.95)
 

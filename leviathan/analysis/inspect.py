@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text
 
 from leviathan.analysis.geometry import geometry, neighbors, similarity
-from leviathan.analysis.plots_geometry import geometry_pictures
+from leviathan.analysis.plots_geometry import geometry_figures
 from leviathan.console import as_text
-from leviathan.data.files import check_file, write_atomic
+from leviathan.files import check_writable_file, write_atomic
 
 
 class InputTable(Protocol):
@@ -58,7 +58,7 @@ def inspect(
         DataError: `out` cannot be written.
     """
     for name in ("inspect.json", "spectrum.svg") if out else ():
-        check_file(out / name)  # type: ignore[operator]
+        check_writable_file(out / name)  # type: ignore[operator]
     models = []
     for table in tables:
         model: dict[str, Any] = {"label": table.label, **table.identity}
@@ -78,7 +78,7 @@ def inspect(
         result["similarity"] = similarity(tables[0].values, tables[1].values)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        pictures = geometry_pictures(models)
+        pictures = geometry_figures(models)
         result["files"] = [str(file) for one in pictures for file in one.save(out)]
         text = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False)
         write_atomic(out / "inspect.json", text.encode())

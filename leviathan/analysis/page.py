@@ -6,7 +6,8 @@ from itertools import groupby
 from typing import Any
 
 from leviathan.analysis import plots
-from leviathan.analysis.markup import (
+from leviathan.analysis.figure import ReportFigure
+from leviathan.analysis.html import (
     caption,
     document,
     figure,
@@ -16,9 +17,9 @@ from leviathan.analysis.markup import (
     with_change,
 )
 from leviathan.analysis.page_parts import by_frequency, downstream, fairness, swept, what_differs
-from leviathan.analysis.picture import Picture
+from leviathan.analysis.summary import SMALL_RUN_TOKENS
 from leviathan.analysis.table import (
-    Row,
+    ComparisonRow,
     arm_title,
     comparison_rows,
     load_note,
@@ -27,19 +28,18 @@ from leviathan.analysis.table import (
     speed_note,
     within_note,
 )
-from leviathan.analysis.verdict import SMALL_RUN_TOKENS
 from leviathan.evaluate.intervals import MIN_SAMPLED, MIN_SPARE, comparisons_note
 
-Pictures = Mapping[str, Picture]
+ReportFigures = Mapping[str, ReportFigure]
 COLUMNS = 4  # arms side by side that fit a page, on paper too
 
 
-def page(report: dict[str, Any], pictures: Pictures) -> str:
+def report_page(report: dict[str, Any], pictures: ReportFigures) -> str:
     """The whole document.
 
     Args:
         report: as `compare` gives it.
-        pictures: by name, as `pictures_of` gives them.
+        pictures: by name, as `draw_figures` gives them.
     """
     groups = report["groups"]
     parts = [_header(report), _overview(groups, pictures)]
@@ -51,22 +51,22 @@ def page(report: dict[str, Any], pictures: Pictures) -> str:
     return document(report["title"], "".join(parts))
 
 
-def pictures_of(report: dict[str, Any]) -> dict[str, Picture]:
+def draw_figures(report: dict[str, Any]) -> dict[str, ReportFigure]:
     """Every drawing of a report, by name."""
     drawn = [plots.gains(report["groups"])] if len(report["groups"]) > 1 else []
     for index, group in enumerate(report["groups"]):
-        drawn.append(plots.loss_curves(group["curves"], name_of(group, index, "curves")))
+        drawn.append(plots.loss_curves(group["curves"], figure_name(group, index, "curves")))
         if group["sweep"]:
-            drawn.append(plots.sweep(group["sweep"], name_of(group, index, "sweep")))
+            drawn.append(plots.sweep(group["sweep"], figure_name(group, index, "sweep")))
         if group["frequency"]:
             drawn += [
-                plots.frequency(group["frequency"], s, name_of(group, index, f"frequency_{s}"))
+                plots.frequency(group["frequency"], s, figure_name(group, index, f"frequency_{s}"))
                 for s in ("absolute", "relative")
             ]
     return {one.name: one for one in drawn}
 
 
-def name_of(group: dict[str, Any], index: int, what: str) -> str:
+def figure_name(group: dict[str, Any], index: int, what: str) -> str:
     """A picture's name, which is its file's: plain characters, and unique over the groups."""
     if not group["name"]:
         return what
@@ -74,9 +74,9 @@ def name_of(group: dict[str, Any], index: int, what: str) -> str:
     return f"{index + 1}_{plain}_{what}"
 
 
-def _group(group: dict[str, Any], index: int, pictures: Pictures) -> list[str]:
-    def drawn(what: str) -> Picture | None:
-        return pictures.get(name_of(group, index, what))
+def _group(group: dict[str, Any], index: int, pictures: ReportFigures) -> list[str]:
+    def drawn(what: str) -> ReportFigure | None:
+        return pictures.get(figure_name(group, index, what))
 
     curves = drawn("curves")
     assert curves is not None
@@ -97,7 +97,9 @@ def _header(report: dict[str, Any]) -> str:
     question = f'<p class="question">{escape(report["question"])}</p>' if report["question"] else ""
     missing = report["missing"]
     gone = (
-        caption(f"{len(missing)} runs of this study have not begun: {escape(', '.join(missing))}.")
+        caption(
+            f"{len(missing)} runs of this experiment have not begun: {escape(', '.join(missing))}."
+        )
         if missing
         else ""
     )
@@ -108,7 +110,7 @@ def _header(report: dict[str, Any]) -> str:
     )
 
 
-def _overview(groups: Sequence[dict[str, Any]], pictures: Pictures) -> str:
+def _overview(groups: Sequence[dict[str, Any]], pictures: ReportFigures) -> str:
     """All groups in one table and one drawing; nothing for a single one."""
     if len(groups) < 2:
         return ""
@@ -172,7 +174,7 @@ def _comparison(group: dict[str, Any]) -> str:
     return section("Comparison", "".join(tables) + caption(" ".join(notes), "note"))
 
 
-def _figures(rows: Sequence[Row], arms: Sequence[dict[str, Any]], columns: range) -> str:
+def _figures(rows: Sequence[ComparisonRow], arms: Sequence[dict[str, Any]], columns: range) -> str:
     """The whole table of some of the arms."""
     body = []
     for name, of_section in groupby(rows, key=lambda one: one.section):
@@ -281,7 +283,7 @@ def _guide(report: dict[str, Any]) -> str:
         "(on the smoothed training curve where that has fewer than three points).",
         "<b>Downstream</b> figures are the metric ± its standard error over samples; two models "
         "whose values lie within about two standard errors are not told apart by that task.",
-        "<b>Tokens per second</b> is the median over logged steps, the first left out; it belongs "
+        "<b>Tokens per second</b> is the median over logged steps, the first omitted; it belongs "
         "to the machine and the day beside it.",
     ]
     if any(run["tokens"] < SMALL_RUN_TOKENS for run in report["runs"]):

@@ -4,8 +4,8 @@ from html import escape
 from typing import Any
 
 from leviathan.analysis import plots
-from leviathan.analysis.markup import caption, figure, row, table, with_change
-from leviathan.analysis.picture import Picture
+from leviathan.analysis.figure import ReportFigure
+from leviathan.analysis.html import caption, figure, row, table, with_change
 from leviathan.analysis.table import MISSING, number, score, signed, task_scale
 from leviathan.evaluate.intervals import comparisons_note
 
@@ -17,7 +17,7 @@ _SCALE_TITLES = {
 }
 
 
-def by_frequency(group: dict[str, Any], drawn: Picture | None) -> str:
+def by_frequency(group: dict[str, Any], drawn: ReportFigure | None) -> str:
     """Loss by how often the target was seen in training: drawing and tables."""
     strata = group["frequency"]
     if strata is None or drawn is None:
@@ -85,7 +85,7 @@ def downstream(group: dict[str, Any]) -> str:
     for one in group["tasks"]:
         cells = [f"{one['arms'][0]['samples']:,}" if one["arms"][0]["samples"] else MISSING]
         shown = "".join(
-            with_change(score(cell, one["metric"]), _apart(cell, one["metric"]))
+            with_change(score(cell, one["metric"]), _is_significant(cell, one["metric"]))
             for cell in one["arms"]
         )
         body.append(row(f"{one['task']}, {one['metric']}", cells, shown))
@@ -103,7 +103,7 @@ def one_row_arms(group: dict[str, Any]) -> list[dict[str, Any]]:
     return group["tasks"][0]["arms"]
 
 
-def _apart(cell: dict[str, Any], metric: str) -> str:
+def _is_significant(cell: dict[str, Any], metric: str) -> str:
     reason = f"no ±: {cell['no_interval']}" if cell.get("no_interval") else ""
     if cell.get("difference") is None:
         return reason
@@ -114,7 +114,7 @@ def _apart(cell: dict[str, Any], metric: str) -> str:
     return f"{text} ({signed(cell['sigmas'], 1)} σ)" if cell.get("sigmas") is not None else text
 
 
-def swept(group: dict[str, Any], drawn: Picture | None) -> tuple[str, str]:
+def swept(group: dict[str, Any], drawn: ReportFigure | None) -> tuple[str, str]:
     """A sweep's section: title and content; empty where nothing was swept."""
     found = group["sweep"]
     if not found or drawn is None:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from leviathan.analysis.gather import Entry
+from leviathan.analysis.load_runs import RunRecord
 from leviathan.analysis.runs import Run
 
 
@@ -45,8 +45,8 @@ CHECKS: tuple[tuple[str, Callable[[Run], str | None]], ...] = (
 class Pair:
     """A run and the run of the baseline that it is held against; `differs` names failed checks."""
 
-    entry: Entry
-    base: Entry
+    entry: RunRecord
+    base: RunRecord
     differs: tuple[str, ...]
 
     def counts(self, allow_unequal: bool) -> bool:
@@ -64,7 +64,7 @@ class Pair:
 
 
 def differing(run: Run, base: Run) -> tuple[str, ...]:
-    """The checks in which two runs are not the same, or nobody knows."""
+    """The checks in which two runs are not the same, or no one knows."""
     failed = []
     for name, ask in CHECKS:
         values = (ask(run), ask(base))
@@ -74,7 +74,7 @@ def differing(run: Run, base: Run) -> tuple[str, ...]:
     return tuple(failed)
 
 
-def with_common_losses(entries: Sequence[Entry]) -> tuple[list[Entry], str]:
+def with_common_losses(entries: Sequence[RunRecord]) -> tuple[list[RunRecord], str]:
     """The runs with comparable validation losses, and a note if losses were replaced.
 
     `leviathan perplexity` may have scored only some of the runs, or the runs at different steps or
@@ -102,7 +102,7 @@ def with_common_losses(entries: Sequence[Entry]) -> tuple[list[Entry], str]:
     )
 
 
-def pairs_of(entries: Sequence[Entry]) -> list[Pair]:
+def pairs_of(entries: Sequence[RunRecord]) -> list[Pair]:
     """For every run that is not the baseline's, the baseline's run that comes nearest to it."""
     bases = [entry for entry in entries if entry.baseline]
     pairs = []
@@ -116,7 +116,7 @@ def pairs_of(entries: Sequence[Entry]) -> list[Pair]:
 
 
 def pairing_of(
-    entries: Sequence[Entry], pairs: Sequence[Pair], allow_unequal: bool
+    entries: Sequence[RunRecord], pairs: Sequence[Pair], allow_unequal: bool
 ) -> dict[str, Any]:
     """The checks over all runs of a comparison, and what was refused, for the page and the JSON."""
     checks = []
@@ -148,8 +148,8 @@ def pairing_of(
 def _note(pairs: Sequence[Pair], unequal: Sequence[Pair], allow_unequal: bool) -> str:
     if not unequal:
         return ""
-    what = and_list(list(dict.fromkeys(name for pair in unequal for name in pair.differs)))
-    arms = and_list(list(dict.fromkeys(pair.entry.arm for pair in unequal)))
+    what = join_with_and(list(dict.fromkeys(name for pair in unequal for name in pair.differs)))
+    arms = join_with_and(list(dict.fromkeys(pair.entry.arm for pair in unequal)))
     if allow_unequal:
         return (
             f"{arms} and the baseline differ in {what}, or a file that would tell is gone. Their "
@@ -163,6 +163,6 @@ def _note(pairs: Sequence[Pair], unequal: Sequence[Pair], allow_unequal: bool) -
     )
 
 
-def and_list(words: Sequence[str]) -> str:
+def join_with_and(words: Sequence[str]) -> str:
     """`a, b and c`."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -11,20 +11,20 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from leviathan.analysis.curves import smoothed, smoothing_width
-from leviathan.analysis.picture import (
+from leviathan.analysis.figure import (
     DOT,
-    Picture,
+    ReportFigure,
     color,
+    draw_figure,
     label_ends,
     note,
-    picture,
-    short_number,
     signed,
     size,
 )
+from leviathan.formatting import format_count
 
 
-def loss_curves(curves: Sequence[dict[str, Any]], name: str = "curves") -> Picture:
+def loss_curves(curves: Sequence[dict[str, Any]], name: str = "curves") -> ReportFigure:
     """Training (smoothed) and validation loss of all arms over tokens; below, paired differences.
 
     Lines are means over seeds, bands reach from the least to the greatest.
@@ -43,14 +43,16 @@ def loss_curves(curves: Sequence[dict[str, Any]], name: str = "curves") -> Pictu
         if lower:
             _draw_gaps(panels[1, 0], curves)
         panels[-1, 0].set_xlabel("training tokens")
-        panels[-1, 0].xaxis.set_major_formatter(FuncFormatter(lambda x, _: short_number(x)))
+        panels[-1, 0].xaxis.set_major_formatter(FuncFormatter(lambda x, _: format_count(x)))
         panels[-1, 0].xaxis.set_major_locator(MaxNLocator(4 if narrow else 6))
         return figure
 
-    return picture(name, draw)
+    return draw_figure(name, draw)
 
 
-def frequency(strata: dict[str, Any], scale: str = "absolute", name: str | None = None) -> Picture:
+def frequency(
+    strata: dict[str, Any], scale: str = "absolute", name: str | None = None
+) -> ReportFigure:
     """Loss by training-frequency bucket; below, the paired difference with its interval.
 
     Args:
@@ -71,10 +73,10 @@ def frequency(strata: dict[str, Any], scale: str = "absolute", name: str | None 
         _name_buckets(panels[-1, 0], strata["runs"][0][scale], kept, scale, narrow)
         return figure
 
-    return picture(name or f"frequency_{scale}", draw)
+    return draw_figure(name or f"frequency_{scale}", draw)
 
 
-def sweep(swept: dict[str, Any], name: str = "sweep") -> Picture:
+def sweep(swept: dict[str, Any], name: str = "sweep") -> ReportFigure:
     """Final validation loss over the first swept key: one line per arm, a ring at the chosen value.
 
     Args:
@@ -116,10 +118,10 @@ def sweep(swept: dict[str, Any], name: str = "sweep") -> Picture:
         label_ends(axes, ends)
         return figure
 
-    return picture(name, draw)
+    return draw_figure(name, draw)
 
 
-def gains(groups: Sequence[dict[str, Any]]) -> Picture:
+def gains(groups: Sequence[dict[str, Any]]) -> ReportFigure:
     """Perplexity change to the baseline, group by group, with the interval over seeds."""
     labels = list(dict.fromkeys(arm["label"] for g in groups for arm in g["arms"][1:]))
 
@@ -150,7 +152,7 @@ def gains(groups: Sequence[dict[str, Any]]) -> Picture:
         label_ends(axes, ends)
         return figure
 
-    return picture("gains", draw)
+    return draw_figure("gains", draw)
 
 
 def _relative_of(group: dict[str, Any], label: str) -> dict[str, Any] | None:

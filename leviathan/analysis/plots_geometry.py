@@ -6,18 +6,18 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from leviathan.analysis.picture import DOT, Picture, color, label_ends, note, picture, size
+from leviathan.analysis.figure import DOT, ReportFigure, color, draw_figure, label_ends, note, size
 
 
-def geometry_pictures(models: Sequence[dict[str, Any]]) -> list[Picture]:
+def geometry_figures(models: Sequence[dict[str, Any]]) -> list[ReportFigure]:
     """Norms by training frequency (where known) and variance along principal axes.
 
     Args:
         models: as `inspect` gives them under "models".
     """
-    drawn = [picture("spectrum", lambda narrow: _spectrum(models, narrow))]
+    drawn = [draw_figure("spectrum", lambda narrow: _spectrum(models, narrow))]
     if all(model["geometry"]["by_frequency"] for model in models):
-        drawn.append(picture("norms", lambda narrow: _norms(models, narrow)))
+        drawn.append(draw_figure("norms", lambda narrow: _norms(models, narrow)))
     return drawn
 
 

@@ -7,22 +7,22 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from leviathan.analysis.picture import (
+from leviathan.analysis.figure import (
     DOT,
-    Picture,
+    ReportFigure,
     color,
+    draw_figure,
     label_ends,
     note,
-    picture,
-    short_number,
     size,
 )
 from leviathan.analysis.scaling import Form, Law, Points
+from leviathan.formatting import format_count
 
 Kinds = Mapping[str, tuple[Points, Law | None]]
 
 
-def scaling_picture(kinds: Kinds, form: Form) -> Picture:
+def scaling_figure(kinds: Kinds, form: Form) -> ReportFigure:
     """Rows as dots, laws as lines; where both variables are in, a line each amount of the other.
 
     Args:
@@ -40,7 +40,7 @@ def scaling_picture(kinds: Kinds, form: Form) -> Picture:
             _draw(panel, kinds, letter)
         return figure
 
-    return picture("fit", draw)
+    return draw_figure("fit", draw)
 
 
 def _draw(axes: Axes, kinds: Kinds, letter: str) -> None:
@@ -64,7 +64,7 @@ def _draw(axes: Axes, kinds: Kinds, letter: str) -> None:
     axes.set_yscale("log")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_minor_formatter(NullFormatter())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: short_number(x)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: format_count(x)))
     losses = np.concatenate([points.loss for points, _ in kinds.values()])
     ticks = np.round(np.geomspace(losses.min(), losses.max(), 5), 2)
     axes.set_yticks(np.unique(ticks), [f"{tick:g}" for tick in np.unique(ticks)])

@@ -7,9 +7,9 @@ from typing import Any
 
 from leviathan.analysis.compare import compare
 from leviathan.analysis.export_csv import csv_files
-from leviathan.analysis.page import page, pictures_of
+from leviathan.analysis.page import draw_figures, report_page
 from leviathan.analysis.table import terminal_table
-from leviathan.data.files import check_file, write_atomic
+from leviathan.files import check_writable_file, write_atomic
 
 __all__ = ["build_report", "report_text", "terminal_table"]
 
@@ -18,7 +18,7 @@ def build_report(runs: Sequence[Path], out: Path, allow_unequal: bool = False) -
     """Writes `report.html`, `report.json`, CSV tables and `plots/` into `out`.
 
     Args:
-        runs: run folders, the first of the baseline; or one study (its YAML file or folder).
+        runs: run folders, the first of the baseline; or one experiment (its YAML file or folder).
         out: a folder, made if it is missing.
         allow_unequal: also compare runs that differ in data, order, tokenizer or budget.
 
@@ -31,9 +31,9 @@ def build_report(runs: Sequence[Path], out: Path, allow_unequal: bool = False) -
     """
     files = {"html": out / "report.html", "json": out / "report.json"}
     for file in (*files.values(), out / "plots" / "curves.svg"):
-        check_file(file)
+        check_writable_file(file)
     report = compare(runs, allow_unequal)
-    pictures = pictures_of(report)
+    pictures = draw_figures(report)
     out.mkdir(parents=True, exist_ok=True)
     plots = [file for one in pictures.values() for file in one.save(out / "plots")]
     tables = csv_files(report)
@@ -43,7 +43,7 @@ def build_report(runs: Sequence[Path], out: Path, allow_unequal: bool = False) -
         "csv": [str(out / name) for name in tables],
         "plots": [str(file) for file in plots],
     }
-    write_atomic(files["html"], page(report, pictures).encode())
+    write_atomic(files["html"], report_page(report, pictures).encode())
     text = json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False)
     write_atomic(files["json"], text.encode())
     return report

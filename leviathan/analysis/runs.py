@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from leviathan.analysis.curves import smoothed, smoothing_width
+from leviathan.checkpoint.layout import complete_checkpoints, step_of
 from leviathan.config.load import read_yaml
 from leviathan.errors import DataError
-from leviathan.evaluate.strata import Strata
+from leviathan.evaluate.frequency_buckets import FrequencyBuckets
+from leviathan.train.metrics_log import METRICS, parse_line
 
 # What the report reads of config.yaml, and of which type.
 _NEEDED: dict[str, type] = {
@@ -21,7 +23,6 @@ _NEEDED: dict[str, type] = {
     "train.global_batch_size": int,
     "data.path": str,
 }
-METRICS = "metrics.jsonl"
 # Minimum shares of the CPU time, in use and used by other processes, that slow down a run.
 CPU_BUSY, CPU_OTHERS = 0.9, 0.1
 FINAL_SHARE = 0.1  # the "final" training loss is the mean over this last share of the steps
@@ -53,7 +54,7 @@ class Run:
     evaluated_step: int | None
     perplexity: dict[str, Any] | None
     lm_eval: dict[str, Any] | None
-    strata: Strata | None
+    strata: FrequencyBuckets | None
     tokenizer: str | None
     data: str | None
     compares_loop: bool = False
@@ -202,15 +203,15 @@ def load_run(path: Path) -> Run:
     metrics, validation = _read_metrics(path / METRICS)
     facts = _newest_state(path) | (read_json(path / "run.json") or {})
     evaluation = _newest_evaluation(path)
-    step = int(evaluation.name.removeprefix("step-")) if evaluation else None
+    step = step_of(evaluation) if evaluation else None
     results = evaluation or path / "evaluation"
     strata_file = results / "frequency.npz"
     perplexity = read_json(results / "perplexity.json")
     if perplexity is not None and not _is_number(perplexity.get("nats_per_token")):
         raise DataError(
             "run.result_corrupt",
-            f"{results / 'perplexity.json'}: damaged (nats_per_token is no number); delete it and "
-            "evaluate again",
+            f"{results / 'perplexity.json'}: corrupt (nats_per_token is not a number). Delete "
+            "it and evaluate again.",
         )
     tokenizer, data = _fingerprints(path, config, facts)
     return Run(
@@ -222,14 +223,14 @@ def load_run(path: Path) -> Run:
         evaluated_step=step,
         perplexity=perplexity,
         lm_eval=read_json(results / "lm_eval.json"),
-        strata=Strata.load(strata_file) if strata_file.exists() else None,
+        strata=FrequencyBuckets.load(strata_file) if strata_file.exists() else None,
         tokenizer=tokenizer,
         data=data,
     )
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in a JSON file, None where there is no such file.
+    """The object in a JSON file, None if the file does not exist.
 
     Raises:
         DataError: the file is no JSON object.
@@ -290,16 +291,14 @@ def _read_metrics(file: Path) -> tuple[dict[str, np.ndarray], np.ndarray]:
     logged: dict[int, dict[str, Any]] = {}
     validation: dict[int, float] = {}
     for number, line in enumerate(_read_text(file).splitlines(), start=1):
-        try:
-            record = json.loads(line)
-            step = int(record["step"])
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            # A run killed while writing leaves at most one torn line; it has no numbers to lose.
+        record = parse_line(line)
+        if record is None:  # a killed run leaves at most one truncated line, at its end
             if line.strip() and number == 1:
                 raise DataError(
-                    "metrics.corrupt", f"{file}: line 1 is no metrics record: {line[:80]!r}"
-                ) from None
+                    "metrics.corrupt", f"{file}: line 1 is not a metrics record: {line[:80]!r}"
+                )
             continue
+        step = int(record["step"])
         if _is_number(record.get("val_loss")):
             validation[step] = float(record["val_loss"])
         if "loss" in record:
@@ -329,8 +328,7 @@ def _newest(folders: Iterable[Path]) -> Path | None:
 
 def _newest_state(path: Path) -> dict[str, Any]:
     """state.json of the newest complete checkpoint."""
-    complete = (file.parent for file in path.glob("checkpoints/step-*/manifest.json"))
-    newest = _newest(complete)
+    newest = next(reversed(complete_checkpoints(path)), None)
     return (read_json(newest / "state.json") or {}) if newest else {}
 
 
@@ -342,9 +340,9 @@ def _fingerprints(
     path: Path, config: dict[str, Any], facts: dict[str, Any]
 ) -> tuple[str | None, str | None]:
     """Fingerprints (tokenizer, dataset), from whichever file still says them."""
-    newest = _newest(file.parent for file in path.glob("checkpoints/step-*/manifest.json"))
+    newest = next(reversed(complete_checkpoints(path)), None)
     tokenizer = (read_json(newest / "tokenizer.meta.json") or {}) if newest else {}
-    # A dataset prepared anew at the same place would speak for itself, not for this run:
+    # A dataset prepared again at the same place would speak for itself, not for this run:
     # it is asked last.
     info = read_json(Path(config["data"]["path"]) / "dataset.json") or {}
     of_data = info.get("tokenizer")

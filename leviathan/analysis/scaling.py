@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from leviathan.analysis.robust import NO_FLOOR, minimize
+from leviathan.analysis.scaling_fit import NO_FLOOR, minimize
 from leviathan.evaluate.intervals import CONFIDENCE, no_interval
 
 Form = Literal["n", "d", "nd"]
@@ -115,7 +115,7 @@ def fit(points: Points, form: Form, floor: bool = True) -> Law:
 
 
 @dataclass(frozen=True)
-class Draws:
+class BootstrapFits:
     """Samples of a law, given the scatter of its rows: refits to losses drawn around the law.
 
     Attributes:
@@ -128,7 +128,7 @@ class Draws:
     noise: np.ndarray
 
 
-def scatter(points: Points, law: Law, floor: bool = True) -> float:
+def residual_scatter(points: Points, law: Law, floor: bool = True) -> float:
     """Standard deviation of log L around the law; 0 if there are no spare rows to estimate it."""
     spare = len(points) - free_parameters(law.form, floor)
     residuals = np.log(points.loss) - np.log(law.loss(points.parameters, points.tokens))
@@ -137,14 +137,14 @@ def scatter(points: Points, law: Law, floor: bool = True) -> float:
 
 def no_fit_interval(points: Points, law: Law, floor: bool = True) -> str | None:
     """Why the parameters of a law have no interval; None if they have one."""
-    spread = scatter(points, law, floor)
+    spread = residual_scatter(points, law, floor)
     exact = spread <= EXACT and not points.rounding.any()
     return no_interval("row", len(points), free_parameters(law.form, floor), 0.0 if exact else None)
 
 
-def draw(
+def bootstrap(
     points: Points, law: Law, floor: bool = True, replicates: int = REPLICATES, seed: int = 0
-) -> Draws:
+) -> BootstrapFits:
     """Laws fitted to losses sampled around `law`: normal noise of its scatter, and rounding errors.
 
     A few residuals are too few to resample, and their standard deviation is itself uncertain. Each
@@ -154,7 +154,9 @@ def draw(
     """
     random = np.random.default_rng(seed)
     spare = len(points) - free_parameters(law.form, floor)
-    noise = scatter(points, law, floor) * np.sqrt(spare / random.chisquare(spare, replicates))
+    noise = residual_scatter(points, law, floor) * np.sqrt(
+        spare / random.chisquare(spare, replicates)
+    )
     expected = np.log(law.loss(points.parameters, points.tokens))
     shape = (replicates, len(points))
     drawn = np.exp(expected + random.normal(size=shape) * noise[:, None])
@@ -163,7 +165,9 @@ def draw(
     start = np.tile(_vector(law, floor), (replicates, 1))
     vectors, costs = minimize(start, np.log(drawn), axes, floor, _REFIT_ITERATIONS)
     pairs = zip(vectors, costs.tolist(), strict=True)
-    return Draws(tuple(_law(v, law.form, floor, law.units, cost) for v, cost in pairs), noise)
+    return BootstrapFits(
+        tuple(_law(v, law.form, floor, law.units, cost) for v, cost in pairs), noise
+    )
 
 
 def interval(values: Sequence[float | None]) -> tuple[float | None, float | None]:

@@ -1,6 +1,6 @@
 """The page's style sheet."""
 
-from leviathan.analysis.picture import COLORS, FONT, GRID, INK, MUTED
+from leviathan.analysis.figure import COLORS, FONT, GRID, INK, MUTED
 
 _DARK_COLORS = (
     "#9aa4af",

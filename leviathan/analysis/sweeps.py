@@ -7,19 +7,19 @@ value chosen on that split would bias the comparison in favor of arms with more 
 from collections.abc import Sequence
 from typing import Any
 
-from leviathan.analysis.gather import Entry
+from leviathan.analysis.load_runs import RunRecord
 from leviathan.analysis.significance import mean_of
 
 CHOSEN_BY = "train_loss"
 
 
-def sweep_of(entries: Sequence[Entry]) -> dict[str, Any] | None:
+def sweep_of(entries: Sequence[RunRecord]) -> dict[str, Any] | None:
     """Validation loss by arm and swept values, mean over seeds; None without a sweep.
 
     Returns:
         `keys`, `chosen_by`, and `arms`: per arm its points (values, validation `loss`, `low`,
-        `high`, `train_loss`, `seeds`) in the order of the study, the index of the point with the
-        lowest training loss, and whether it is at an end of the tested range.
+        `high`, `train_loss`, `seeds`) in the order of the experiment, the index of the point with
+        the lowest training loss, and whether it is at an end of the tested range.
     """
     if not any(entry.sweep for entry in entries):
         return None
@@ -33,9 +33,9 @@ def sweep_of(entries: Sequence[Entry]) -> dict[str, Any] | None:
     return {"keys": keys, "chosen_by": CHOSEN_BY, "arms": arms}
 
 
-def best_entries(entries: Sequence[Entry]) -> list[Entry]:
+def best_entries(entries: Sequence[RunRecord]) -> list[RunRecord]:
     """The runs of every arm at the values with the lowest training loss (default: the first)."""
-    kept: list[Entry] = []
+    kept: list[RunRecord] = []
     for label in dict.fromkeys(entry.arm for entry in entries):
         settings = _by_values(entries, label)
         kept += settings[_best([_point(own) for own in settings]) or 0]
@@ -50,15 +50,15 @@ def _best(points: Sequence[dict[str, Any]]) -> int | None:
     return min(known)[1] if known else None
 
 
-def _by_values(entries: Sequence[Entry], label: str) -> list[list[Entry]]:
-    settings: dict[str, list[Entry]] = {}
+def _by_values(entries: Sequence[RunRecord], label: str) -> list[list[RunRecord]]:
+    settings: dict[str, list[RunRecord]] = {}
     for entry in entries:
         if entry.arm == label:
             settings.setdefault(entry.swept, []).append(entry)
     return list(settings.values())
 
 
-def _point(entries: Sequence[Entry]) -> dict[str, Any]:
+def _point(entries: Sequence[RunRecord]) -> dict[str, Any]:
     losses = [entry.run.validation_loss for entry in entries]
     loss = mean_of(losses)
     known = [value for value in losses if value is not None]

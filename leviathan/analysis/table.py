@@ -16,7 +16,7 @@ MEASURED_ON = "· measured on"
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparisonRow:
     """One quantity: a (value, change) pair of texts for every arm; change is "" where none is."""
 
     section: str
@@ -24,7 +24,7 @@ class Row:
     cells: tuple[tuple[str, str], ...]
 
 
-def comparison_rows(group: dict[str, Any]) -> list[Row]:
+def comparison_rows(group: dict[str, Any]) -> list[ComparisonRow]:
     """The table's rows in reading order, one column an arm."""
     arms = group["arms"]
 
@@ -33,8 +33,8 @@ def comparison_rows(group: dict[str, Any]) -> list[Row]:
         name: str,
         value: Callable[[dict[str, Any]], str],
         change: Callable[[dict[str, Any]], str] = lambda relative: "",
-    ) -> Row:
-        return Row(
+    ) -> ComparisonRow:
+        return ComparisonRow(
             section, name, tuple((value(arm), change(arm.get("relative") or {})) for arm in arms)
         )
 

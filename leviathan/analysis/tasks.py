@@ -4,11 +4,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from leviathan.analysis.gather import Entry
+from leviathan.analysis.load_runs import RunRecord
 from leviathan.evaluate.intervals import no_standard_error
 
 
-def tasks_of(by_arm: Mapping[str, Sequence[Entry]]) -> list[dict[str, Any]]:
+def tasks_of(by_arm: Mapping[str, Sequence[RunRecord]]) -> list[dict[str, Any]]:
     """One row a task and metric: per arm value, standard error over samples, and difference.
 
     `sigmas` is the difference in units of both standard errors together: that of two independent
@@ -35,7 +35,7 @@ def tasks_of(by_arm: Mapping[str, Sequence[Entry]]) -> list[dict[str, Any]]:
 _MISSING: dict[str, Any] = {"value": None, "stderr": None, "samples": None, "seeds": 0}
 
 
-def _arm_scores(entries: Sequence[Entry]) -> dict[tuple[str, str], dict[str, Any]]:
+def _arm_scores(entries: Sequence[RunRecord]) -> dict[tuple[str, str], dict[str, Any]]:
     """(task, metric) → value over the seeds that were evaluated."""
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for entry in entries:

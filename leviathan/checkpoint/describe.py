@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from leviathan.checkpoint.boxes import stored_shapes
+from leviathan.checkpoint.dcp import stored_shapes
 from leviathan.checkpoint.layout import complete_checkpoints, read_state
 from leviathan.checkpoint.load import IMPORTED_KEY, WEIGHTS, read_run_config
 from leviathan.checkpoint.manifest import read_manifest
@@ -45,10 +45,10 @@ def engine_name(engine: dict[str, Any]) -> str:
 
 
 def list_checkpoints(run_dir: Path) -> dict[str, dict[str, Any]]:
-    """Name → `checkpoint_info`, oldest first; where it is damaged, what is wrong with it.
+    """Name → `checkpoint_info`, oldest first; where it is damaged, the problem with it.
 
     Raises:
-        CheckpointError: there is no such folder.
+        CheckpointError: the folder does not exist.
     """
     if not run_dir.is_dir():
         raise CheckpointError("run.not_found", f"{run_dir}: no such folder; give a run folder")

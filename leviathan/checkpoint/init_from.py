@@ -6,7 +6,7 @@ are the same, but the model computes another function.
 
 from pathlib import Path
 
-from leviathan.checkpoint.boxes import check_tensors
+from leviathan.checkpoint.dcp import check_tensors
 from leviathan.checkpoint.load import WEIGHTS, read_run_config, read_tokenizer
 from leviathan.config.identity import flatten
 from leviathan.config.schema import ModelConfig, RunConfig
@@ -18,7 +18,7 @@ from leviathan.model.transformer import meta_model
 # Keys of `model` that do not change what weights compute: initial values, lengths and layouts.
 _INDEPENDENT = frozenset(
     {"seq_len", "init_std", "embedding.embedding_init_std", "embedding.spline_init_std"}
-    | {"embedding.tp", "embedding.match_parameters"}
+    | {"embedding.tp_mode", "embedding.target_params"}
 )
 # Keys that users change on purpose, for example for a longer context. All other keys are refused.
 _ADJUSTABLE = frozenset({"rope_theta", "norm_eps", "vocab_size"})

@@ -13,17 +13,28 @@ from leviathan.console import say
 from leviathan.errors import CheckpointError
 
 CHECKPOINTS = "checkpoints"
+EVALUATION = "evaluation"
 SAVING, _REMOVING, _DAMAGED = ".saving-", ".removing-", "damaged-"
 _STEP = re.compile(r"step-(\d{8,})")
 
 
 def step_dir(run_dir: Path, step: int) -> Path:
-    """The folder of one checkpoint."""
-    return run_dir / CHECKPOINTS / f"step-{step:08d}"
+    """The directory of one checkpoint."""
+    return run_dir / CHECKPOINTS / step_name(step)
+
+
+def evaluation_dir(run_dir: Path, step: int) -> Path:
+    """The directory of the evaluations of one checkpoint."""
+    return run_dir / EVALUATION / step_name(step)
+
+
+def step_name(step: int) -> str:
+    """The name of the directories of one step: step-00000123."""
+    return f"step-{step:08d}"
 
 
 def step_of(directory: Path) -> int:
-    """The step a checkpoint folder is named after."""
+    """The step in the name of a checkpoint or evaluation directory."""
     match = _STEP.fullmatch(directory.name)
     assert match, directory
     return int(match[1])
@@ -101,7 +112,7 @@ def read_state(directory: Path, **wanted: type) -> dict[str, Any]:
     return state
 
 
-def draft_dir(run_dir: Path, step: int) -> Path:
+def staging_dir(run_dir: Path, step: int) -> Path:
     """Where a checkpoint is written before it exists."""
     final = step_dir(run_dir, step)
     return final.with_name(SAVING + final.name)
@@ -131,7 +142,7 @@ def prune(run_dir: Path, keep: CheckpointConfig, step: int) -> None:
         shutil.rmtree(going, ignore_errors=True)
 
 
-def set_aside(directory: Path) -> None:
+def quarantine(directory: Path) -> None:
     """Renames a checkpoint that cannot be used to damaged-…, and says so; nothing is deleted."""
     name, number = _DAMAGED + directory.name, 1
     while (aside := directory.with_name(name)).exists():
@@ -144,9 +155,8 @@ def set_aside(directory: Path) -> None:
     )
 
 
-def tidy(run_dir: Path, step: int) -> None:
-    """Before a run goes on after `step`: clears drafts and half-removed checkpoints, and sets aside
-    what cannot be gone on from.
+def clean_up(run_dir: Path, step: int) -> None:
+    """Removes incomplete saves and removals, and quarantines checkpoints after `step`.
 
     Raises:
         CheckpointError: the folder cannot be written to.
@@ -158,7 +168,7 @@ def tidy(run_dir: Path, step: int) -> None:
             if path.name.startswith((SAVING, _REMOVING)):
                 shutil.rmtree(path, ignore_errors=True)
             elif _STEP.fullmatch(path.name) and path.name not in whole:
-                set_aside(path)
+                quarantine(path)
     except OSError as error:
         raise CheckpointError(
             "checkpoint.cleanup_failed", f"{folder}: cannot be put in order ({error})"

@@ -1,4 +1,4 @@
-"""Reading checkpoints back: the newest whole one to resume from, or a model alone."""
+"""Reading checkpoints back: the latest valid one to resume from, or a model alone."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from leviathan.checkpoint.boxes import Slice, check_tensors, load_slices, stored_shapes
+from leviathan.checkpoint.dcp import FlatShard, check_tensors, load_shards, stored_shapes
 from leviathan.checkpoint.layout import complete_checkpoints, read_state, resolve_checkpoint
 from leviathan.checkpoint.manifest import CONFIG, STATE, verify_manifest
 from leviathan.config.load import parse_config
@@ -26,7 +26,7 @@ IMPORTED_KEY = "imported_from"
 PREFIX_TOKEN_KEY = "prefix_token"
 
 
-def newest_whole(run_dir: Path, mesh: Mesh) -> Path | None:
+def latest_valid(run_dir: Path, mesh: Mesh) -> Path | None:
     """The newest undamaged checkpoint of a run; names each damaged one it passes over. Collective.
 
     Raises:
@@ -36,7 +36,7 @@ def newest_whole(run_dir: Path, mesh: Mesh) -> Path | None:
     damaged: list[str] = []
     for directory in reversed(candidates):
         try:
-            with mesh.together():
+            with mesh.sync_errors():
                 verify_checkpoint(directory, mesh.rank, mesh.world_size)
         except CheckpointError as error:
             damaged.append(str(error))
@@ -117,7 +117,7 @@ def read_tokenizer(directory: Path, run: RunConfig) -> Tokenizer:
     return tokenizer
 
 
-def whole_checkpoint(path: Path) -> Path:
+def resolve_valid(path: Path) -> Path:
     """The checkpoint that `resolve_checkpoint` means, or the newest undamaged one before it.
 
     A step's folder, being named, is the one that is wanted: it must itself be whole.
@@ -143,7 +143,7 @@ def load_model(path: Path) -> tuple[CausalLM, RunConfig, dict[str, Any]]:
     """A trained model on the CPU in fp32, weights only, in evaluation mode.
 
     Args:
-        path: whatever `resolve_checkpoint` takes; of a run, the newest whole checkpoint.
+        path: whatever `resolve_checkpoint` takes; of a run, the latest valid checkpoint.
 
     Returns:
         The model, the run's configuration, and state.json.
@@ -151,11 +151,11 @@ def load_model(path: Path) -> tuple[CausalLM, RunConfig, dict[str, Any]]:
     Raises:
         CheckpointError: missing, incomplete, damaged, or of another model than its config.yaml.
     """
-    return read_model(whole_checkpoint(path))
+    return read_model(resolve_valid(path))
 
 
 def read_model(directory: Path) -> tuple[CausalLM, RunConfig, dict[str, Any]]:
-    """`load_model` of a folder that `whole_checkpoint` gave, which is not verified again."""
+    """`load_model` of a folder that `resolve_valid` gave, which is not verified again."""
     config = read_run_config(directory)
     model = CausalLM(config.model)
     fill_model(model, directory)
@@ -168,9 +168,9 @@ def fill_model(model: CausalLM, directory: Path) -> None:
     Raises:
         CheckpointError: it belongs to another model, or a weight is not finite.
     """
-    slices = weight_slices(model)
+    slices = weight_shards(model)
     check_tensors(directory, {piece.key: piece.shape for piece in slices}, WEIGHTS)
-    load_slices(slices, directory, collective=False)
+    load_shards(slices, directory, collective=False)
     check_finite({piece.key: piece.flat for piece in slices}, str(directory))
 
 
@@ -191,7 +191,7 @@ def check_finite(tensors: Mapping[str, Tensor], source: str) -> None:
         )
 
 
-def weight_slices(model: CausalLM) -> list[Slice]:
+def weight_shards(model: CausalLM) -> list[FlatShard]:
     """All weights of an unsharded model, under their names in a checkpoint."""
     parameters = ((WEIGHTS + name, p.data) for name, p in model.named_parameters())
-    return [Slice(key, tuple(p.shape), 0, p.view(-1)) for key, p in parameters]
+    return [FlatShard(key, tuple(p.shape), 0, p.view(-1)) for key, p in parameters]

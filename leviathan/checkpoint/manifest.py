@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from leviathan.data.files import write_atomic
 from leviathan.errors import CheckpointError
+from leviathan.files import write_atomic
 
 MANIFEST, CONFIG, STATE = "manifest.json", "config.yaml", "state.json"
 RUN = "run.json"  # beside config.yaml in a run folder

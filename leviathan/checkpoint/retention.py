@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from leviathan.checkpoint.layout import complete_checkpoints, step_of, superseded
 from leviathan.config.schema import CheckpointConfig, RunConfig
 from leviathan.data.dataset import tokenizer_bytes
-from leviathan.model.accounting import account
+from leviathan.model.model_stats import count_params
 from leviathan.model.transformer import meta_model
 
 STATES = 3  # tensors per parameter: the fp32 weight and AdamW's two moments
@@ -86,13 +86,13 @@ def checkpoint_bytes(config: RunConfig, world_size: int = 1) -> int:
     tensors = sum(1 for _ in meta_model(config.model).parameters())
     engine = config.engine
     if engine.kind == "fsdp2":  # every rank of a replica holds a part of every tensor
-        pieces = tensors * max(1, world_size // engine.replicas)
+        pieces = tensors * max(1, world_size // engine.dp_replicate)
     elif engine.zero_stage == 3:
         pieces = tensors * world_size
     else:  # every rank has a flat range that starts and ends inside a tensor
         pieces = tensors * config.parallel.tp + RANGE_PIECES * (world_size - 1)
     return (
-        STATES * (BYTES * account(config.model).total + pieces * PIECE_BYTES)
+        STATES * (BYTES * count_params(config.model).total + pieces * PIECE_BYTES)
         + tokenizer_bytes(config.data)
         + world_size * FILE_BYTES
         + SMALL_FILES

@@ -7,8 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from leviathan.checkpoint.handle import SaveHandle
-from leviathan.checkpoint.layout import SAVING, draft_dir, prune, set_aside, step_dir
+from leviathan.checkpoint.layout import SAVING, prune, quarantine, staging_dir, step_dir
 from leviathan.checkpoint.manifest import (
     CONFIG,
     STATE,
@@ -17,10 +16,12 @@ from leviathan.checkpoint.manifest import (
     write_json,
     write_manifest,
 )
+from leviathan.checkpoint.save_future import SaveFuture
 from leviathan.config.load import dump_config
 from leviathan.config.schema import RunConfig
 from leviathan.data.dataset import save_tokenizer
 from leviathan.errors import CheckpointError
+from leviathan.formatting import format_bytes
 from leviathan.parallel.mesh import Mesh
 
 
@@ -28,18 +29,18 @@ def save_checkpoint(
     config: RunConfig,
     mesh: Mesh,
     state: dict[str, Any],
-    write_tensors: Callable[[Path], SaveHandle],
-) -> SaveHandle:
+    write_tensors: Callable[[Path], SaveFuture],
+) -> SaveFuture:
     """Writes run_dir/checkpoints/step-XXXXXXXX. Collective; `state["step"]` names it.
 
     Everything goes into a temporary folder: tensors by every rank, then state, configuration and
     tokenizer, then the manifest, then one rename. Only one save at a time: wait for the former.
 
     Args:
-        config: the run, which is copied into the checkpoint; `checkpoint.background` says whether
+        config: the run, which is copied into the checkpoint; `checkpoint.async_save` says whether
             this returns before all is written.
         mesh: the ranks that write.
-        state: what state.json shall hold.
+        state: what state.json must hold.
         write_tensors: collective; begins to write this run's weights and moments into a folder.
 
     Returns:
@@ -50,28 +51,28 @@ def save_checkpoint(
             checkpoints stay.
     """
     final = step_dir(config.run_dir, state["step"])
-    draft = draft_dir(config.run_dir, state["step"])
-    with _or_nothing(draft, mesh):
-        _begin(draft, mesh)
+    draft = staging_dir(config.run_dir, state["step"])
+    with _discarded_on_error(draft, mesh):
+        _make_staging(draft, mesh)
         tensors = write_tensors(draft)
 
     def finish() -> None:
-        with _or_nothing(draft, mesh):
+        with _discarded_on_error(draft, mesh):
             tensors.wait()
-            _finish(draft, final, config, mesh.apart, state)
+            _finish(draft, final, config, mesh.checkpoint_group, state)
 
-    return SaveHandle(finish, config.checkpoint.background)
+    return SaveFuture(finish, config.checkpoint.async_save)
 
 
-def try_saving(run_dir: Path, mesh: Mesh, write_tensors: Callable[[Path], SaveHandle]) -> None:
+def try_saving(run_dir: Path, mesh: Mesh, write_tensors: Callable[[Path], SaveFuture]) -> None:
     """Writes the tensors of a checkpoint and removes them again. Collective.
 
     Raises:
         CheckpointError: they cannot be written, so that a run need not find out hours later.
     """
-    draft = draft_dir(run_dir, 0)
-    with _or_nothing(draft, mesh):
-        _begin(draft, mesh)
+    draft = staging_dir(run_dir, 0)
+    with _discarded_on_error(draft, mesh):
+        _make_staging(draft, mesh)
         write_tensors(draft).wait()
     if mesh.rank == 0:
         shutil.rmtree(draft, ignore_errors=True)
@@ -79,8 +80,8 @@ def try_saving(run_dir: Path, mesh: Mesh, write_tensors: Callable[[Path], SaveHa
             draft.parent.rmdir()
 
 
-def _begin(draft: Path, mesh: Mesh) -> None:
-    with mesh.together():
+def _make_staging(draft: Path, mesh: Mesh) -> None:
+    with mesh.sync_errors():
         if mesh.rank == 0:
             shutil.rmtree(draft, ignore_errors=True)
             draft.mkdir(parents=True)
@@ -88,13 +89,13 @@ def _begin(draft: Path, mesh: Mesh) -> None:
 
 def _finish(draft: Path, final: Path, config: RunConfig, mesh: Mesh, state: dict[str, Any]) -> None:
     """Everything but the tensors."""
-    with mesh.together():
+    with mesh.sync_errors():
         if mesh.rank == 0:
             _write_small_files(draft, config, state)
-    with mesh.together():
+    with mesh.sync_errors():
         entries = fingerprint(draft, file_names(draft)[mesh.rank :: mesh.world_size])
     shares = mesh.gather(entries)
-    with mesh.together():
+    with mesh.sync_errors():
         if mesh.rank == 0:
             write_manifest(draft, {k: v for share in shares for k, v in sorted(share.items())})
             _commit(draft, final)
@@ -102,7 +103,7 @@ def _finish(draft: Path, final: Path, config: RunConfig, mesh: Mesh, state: dict
 
 
 @contextmanager
-def _or_nothing(draft: Path, mesh: Mesh) -> Iterator[None]:
+def _discarded_on_error(draft: Path, mesh: Mesh) -> Iterator[None]:
     """What fails leaves no draft behind, and is one message."""
     try:
         yield
@@ -113,7 +114,7 @@ def _or_nothing(draft: Path, mesh: Mesh) -> Iterator[None]:
         raise CheckpointError(
             "checkpoint.save_failed",
             f"{final}: could not be saved ({error}); the checkpoints before it are untouched "
-            f"({shutil.disk_usage(final.parent.parent).free / 1e6:,.1f} MB are free there)",
+            f"({format_bytes(shutil.disk_usage(final.parent.parent).free)} are free there)",
         ) from error
 
 
@@ -126,8 +127,8 @@ def _write_small_files(draft: Path, config: RunConfig, state: dict[str, Any]) ->
 def _commit(draft: Path, final: Path) -> None:
     """The rename that makes a checkpoint exist."""
     if final.exists():
-        # Nobody else writes here: what stands in the way appeared during the run.
-        set_aside(final)
+        # No one else writes here: what is in the way appeared during the run.
+        quarantine(final)
     draft.rename(final)
     folder = os.open(final.parent, os.O_RDONLY)
     try:

@@ -1,4 +1,4 @@
-"""Tokenizers, preparation, and a look into datasets."""
+"""`leviathan tokenizer`, `prep` and `data`."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,20 +12,23 @@ from leviathan.console import say
 from leviathan.errors import ConfigError
 
 tokenizer_app = typer.Typer(no_args_is_help=True, help="Train a tokenizer.")
-data_app = typer.Typer(no_args_is_help=True, help="Look into a prepared dataset, or check it.")
+data_app = typer.Typer(no_args_is_help=True, help="Show, verify, merge and split datasets.")
 
 
 @tokenizer_app.command("train")
 def tokenizer_train(
-    files: Annotated[list[Path], typer.Argument(help="jsonl files (plain, .zst, .gz).")],
-    vocab_size: Annotated[int, typer.Option(help="Entries in the file, 256 bytes included.")],
-    out: Annotated[Path, typer.Option(help="The file to write, ending in .tiktoken.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(help="Corpus files: JSONL, Parquet or text, also compressed (.zst, .gz)."),
+    ],
+    vocab_size: Annotated[int, typer.Option(help="Number of entries, including the 256 bytes.")],
+    out: Annotated[Path, typer.Option(help="Output file, ending in .tiktoken.")],
 ) -> None:
-    """Trains a byte-level BPE and writes it in tiktoken's rank format.
+    """Trains a byte-level BPE tokenizer and writes it in tiktoken's format.
 
-    The end-of-text id is the one after the last entry, so a file of N entries gives a vocabulary
-    of N + 1 ids. Text is split by o200k_base's pattern. A rank file contains neither, so the
-    command also writes `bpe.meta.json` beside `bpe.tiktoken`: keep both files together.
+    The end-of-text id follows the last entry: N entries give a vocabulary of N + 1 ids. Text is
+    split with the pattern of o200k_base. Pattern and end-of-text id are stored in `bpe.meta.json`
+    beside `bpe.tiktoken`; keep both files together.
 
     Example: `leviathan tokenizer train corpus/*.jsonl.zst --vocab-size 8192 --out bpe.tiktoken`
     """
@@ -36,12 +39,11 @@ def tokenizer_train(
 
 
 def prep(config: Config, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Turns a corpus into a tokenized streaming (MDS) dataset.
+    """Tokenizes a corpus into a streaming (MDS) dataset.
 
-    Run again, it continues where it stopped, or says that the dataset is complete. With
-    `executor=rank`, each of many processes (RANK and WORLD_SIZE, or a Slurm array) tokenizes its
-    slice of the files, and `leviathan data merge` ends the work; with `executor=ray`, a Ray cluster
-    does it all.
+    The same command resumes an interrupted preparation. With `executor=rank`, each process of a job
+    array (RANK and WORLD_SIZE, or Slurm) tokenizes its slice of the files, and `leviathan data
+    merge` builds the dataset; with `executor=ray`, a Ray cluster does both.
 
     Example: `leviathan prep configs/data/pile.yaml 'source.paths=pile/*.jsonl.zst' out=data/pile`
     """
@@ -53,16 +55,16 @@ def prep(config: Config, overrides: Overrides = None, as_json: AsJson = False) -
 
 @data_app.command("merge")
 def data_merge(
-    out: Annotated[Path, typer.Argument(help="The dataset to make; may hold slices itself.")],
+    out: Annotated[Path, typer.Argument(help="Output directory; may contain slices.")],
     others: Annotated[
-        list[Path] | None, typer.Argument(help="Further folders that slices were written to.")
+        list[Path] | None, typer.Argument(help="Other directories with slices.")
     ] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, help="Number of worker processes.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Packs what the slices of `leviathan prep executor=rank` have left.
+    """Builds the dataset from the slices of `leviathan prep executor=rank`.
 
-    The bytes are those that one machine alone would have written. A missing slice is named.
+    The output is identical to that of a preparation on one machine. Missing slices are reported.
 
     Example: `leviathan data merge data/pile --workers 16`
     """
@@ -73,18 +75,18 @@ def data_merge(
 
 @data_app.command("split")
 def data_split(
-    source: Annotated[Path, typer.Argument(help="A finished dataset.", metavar="SRC")],
-    out: Annotated[Path, typer.Option(help="Folder for the datasets, one a subset.")],
-    by: Annotated[str, typer.Option(help="`subset` is all there is.")] = "subset",
-    workers: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
+    source: Annotated[Path, typer.Argument(help="Dataset to split.", metavar="SRC")],
+    out: Annotated[Path, typer.Option(help="Output directory, with one dataset per subset.")],
+    by: Annotated[str, typer.Option(help="Criterion; only `subset` is supported.")] = "subset",
+    workers: Annotated[int, typer.Option(min=1, help="Number of worker processes.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Makes one complete dataset per subset from a finished one; nothing is tokenized again.
+    """Splits a dataset into one dataset per subset, without tokenizing again.
 
     Example: `leviathan data split data/pile --by subset --out data/pile-subsets`
     """
     if by != "subset":
-        raise ConfigError("cli.invalid_option", f"--by {by}: datasets are split by subset only")
+        raise ConfigError("cli.invalid_option", f"--by {by}: expected subset")
     from leviathan.data.prepare.split import split_by_subset
 
     show(split_by_subset(source, out, workers), as_json)
@@ -93,10 +95,10 @@ def data_split(
 @data_app.command("verify")
 def data_verify(
     directory: Path,
-    workers: Annotated[int, typer.Option(min=1, help="Processes.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, help="Number of worker processes.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Checks every file of a dataset against its hashes and counts; exit 2 names what is wrong.
+    """Verifies all hashes and counts of a dataset. Exits with status 2 and names the first error.
 
     Example: `leviathan data verify data/pile --workers 16`
     """
@@ -107,7 +109,7 @@ def data_verify(
 
 @data_app.command("info")
 def data_info(directory: Path, as_json: AsJson = False) -> None:
-    """Shows what a dataset holds: documents, tokens, rows and subsets, tokenizer, fingerprint."""
+    """Shows the documents, tokens, samples, subsets, tokenizer and fingerprint of a dataset."""
     from leviathan.data.format import DatasetInfo
 
     show(DatasetInfo.load(directory).summary(), as_json, data_table)
@@ -116,25 +118,25 @@ def data_info(directory: Path, as_json: AsJson = False) -> None:
 @data_app.command("show")
 def data_show(
     directory: Path,
-    split: Annotated[str, typer.Option(help="`train` or `val`.")] = "train",
-    row: Annotated[int, typer.Option(help="Number of the first row, from 0.")] = 0,
-    rows: Annotated[int, typer.Option(min=1, help="How many.")] = 1,
+    split: Annotated[str, typer.Option(help="Split: `train` or `val`.")] = "train",
+    row: Annotated[int, typer.Option(help="First sample, counted from 0.")] = 0,
+    rows: Annotated[int, typer.Option(min=1, help="Number of samples.")] = 1,
     as_json: AsJson = False,
 ) -> None:
-    """Decodes rows: the documents in them, where they begin and end, their subsets, the padding.
+    """Decodes samples: their documents with boundaries and subsets, and the padding.
 
     Example: `leviathan data show data/pile --row 1000 --rows 2`
     """
-    from leviathan.data.show import rows_text, show_rows
+    from leviathan.data.show import samples_text, show_samples
 
-    show(show_rows(directory, split, row, rows), as_json, rows_text)
+    show(show_samples(directory, split, row, rows), as_json, samples_text)
 
 
 def data_table(summary: dict[str, Any]) -> str:
-    """A dataset's summary as tables; what a slice of one has done, a line a value."""
+    """Formats the summary of a dataset, or of a slice."""
     if "splits" not in summary:
         return lines(summary)
     from leviathan.data.show import info_table
 
-    verified = "\nverified: every hash and count is right" if summary.get("verified") else ""
+    verified = "\nverified: all hashes and counts match" if summary.get("verified") else ""
     return info_table(summary) + verified

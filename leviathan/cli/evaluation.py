@@ -1,4 +1,4 @@
-"""Scores, comparisons, and the report."""
+"""`leviathan perplexity`, `frequency`, `eval`, `report` and `inspect`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,8 +8,8 @@ import typer
 from leviathan.cli.options import AsJson, Model, is_another_rank, show
 from leviathan.console import say
 
-Split = Annotated[str, typer.Option(help="`val` or `train`.")]
-BatchSize = Annotated[int, typer.Option(min=1, help="Sequences at once.")]
+Split = Annotated[str, typer.Option(help="Split: `val` or `train`.")]
+BatchSize = Annotated[int, typer.Option(min=1, help="Samples per forward pass.")]
 
 
 def perplexity(
@@ -17,22 +17,25 @@ def perplexity(
     data: Annotated[
         Path,
         typer.Argument(
-            help="A prepared dataset, or one in the `data.format` of CKPT's run.", metavar="DATA"
+            help="Dataset from `leviathan prep`, or in the `data.format` of the run.",
+            metavar="DATA",
         ),
     ],
     split: Split = "val",
     batch_size: BatchSize = 8,
     stride: Annotated[
         int | None,
-        typer.Option(min=1, help="Move the window by so many tokens, not by the whole context."),
+        typer.Option(
+            min=1, help="Stride of the sliding window, in tokens. Default: the context length."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Scores a whole split: nats per token, perplexity and bits per byte, also by subset.
+    """Computes loss (nats per token), perplexity and bits per byte of a split and its subsets.
 
-    With `--stride 64` every token is scored after at least a context less 64 tokens; slower.
-
-    Under `torchrun --nproc-per-node 8 -m leviathan perplexity …` the ranks share the work.
+    With `--stride S`, every token is predicted from at least seq_len − S preceding tokens, which is
+    slower. Under a launcher, as in `torchrun --nproc-per-node 8 -m leviathan perplexity …`, the
+    ranks share the work.
     """
     from leviathan.evaluate.perplexity import perplexity as run
     from leviathan.evaluate.perplexity import perplexity_table
@@ -44,17 +47,20 @@ def perplexity(
 def frequency(
     checkpoints: Annotated[list[Path], typer.Argument(metavar="CKPT...")],
     data: Annotated[
-        Path, typer.Option(help="A prepared dataset, or one in the first run's `data.format`.")
+        Path,
+        typer.Option(
+            help="Dataset from `leviathan prep`, or in the `data.format` of the first run."
+        ),
     ],
-    out: Annotated[Path | None, typer.Option(help="Folder for the JSON and the plot.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Output directory for JSON and plot.")] = None,
     split: Split = "val",
     batch_size: BatchSize = 8,
     as_json: AsJson = False,
 ) -> None:
-    """Validation loss by how often the target token occurs in the training split.
+    """Computes the validation loss by the training frequency of the target token.
 
-    With several checkpoints, also their paired differences, with 95 % intervals over documents if
-    there are ten documents or more.
+    For several checkpoints, also computes their paired differences, with 95 % intervals over
+    documents if there are at least ten.
 
     Example: `leviathan frequency runs/tied runs/leviathan --data data/pile --out strata`
     """
@@ -73,24 +79,29 @@ def evaluate(
     checkpoint: Model,
     tasks: Annotated[str, typer.Option(help="lm-eval task names, separated by commas.")],
     task_data: Annotated[
-        Path | None, typer.Option(help="Folder with the tasks' files; then nothing is downloaded.")
+        Path | None,
+        typer.Option(help="Directory with the task data. Default: download from the Hub."),
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Samples a task, else all.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Maximum samples per task. Default: all.")
+    ] = None,
     batch_size: BatchSize = 8,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for lm-eval's results and every sample's scores as JSON."),
+        typer.Option(
+            help="Output directory for lm-eval's results and the scores of each sample, as JSON."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Runs lm-eval tasks on a checkpoint.
 
-    hellaswag, arc_easy, arc_challenge, piqa, winogrande, lambada_openai and wikitext are read from
-    `--task-data` (jsonl or parquet with the Hub's columns, found by task and split) or, without it,
-    fetched from the Hub as any other task of lm-eval. Results are filed beside the run.
+    With `--task-data`, hellaswag, arc_easy, arc_challenge, piqa, winogrande, lambada_openai and
+    wikitext are read from local JSONL or Parquet files with the columns of the Hub. Other tasks are
+    downloaded, as are these without `--task-data`. Results are also stored in the run directory.
 
-    Under `torchrun --nproc-per-node 8 -m leviathan eval …` the ranks share the requests; the
-    results are those of one.
+    Under a launcher, as in `torchrun --nproc-per-node 8 -m leviathan eval …`, the ranks share the
+    requests.
 
     Example: `leviathan eval runs/a --tasks piqa,lambada_openai --task-data data/eval --out scores`
     """
@@ -105,11 +116,11 @@ def report(
     runs: Annotated[
         list[Path],
         typer.Argument(
-            help="Run folders, the first of the baseline; or one study's YAML file or folder.",
+            help="Run directories, the baseline first; or an experiment's YAML file or directory.",
             metavar="RUN...",
         ),
     ],
-    out: Annotated[Path, typer.Option(help="Folder for the page, its numbers and its plots.")],
+    out: Annotated[Path, typer.Option(help="Output directory.")],
     allow_unequal: Annotated[
         bool,
         typer.Option(
@@ -125,12 +136,11 @@ def report(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compares runs on one HTML page: curves, table, loss by token frequency, tasks, costs.
+    """Compares runs in an HTML report: curves, table, loss by token frequency, tasks, costs.
 
-    Runs of one configuration with several seeds are one arm: figures are then means, with intervals
-    over seeds, for four seeds or more. A run whose data, order, tokenizer or budget differs from
-    that of its baseline is shown without a difference. OUT gets report.html, report.json, CSV
-    tables and plots/ as SVG and PNG.
+    Runs that differ only in the seed form one arm and are averaged, with intervals for four or more
+    seeds. Runs whose data, data order, tokenizer or budget differ from the baseline's are shown
+    without a comparison. Writes report.html, report.json, CSV tables and plots as SVG and PNG.
 
     Example: `leviathan report runs/tied runs/leviathan --out report`
     """
@@ -143,7 +153,7 @@ def report(
         images = {f"report/{file.stem}": file for file in sorted(out.glob("plots/*.png"))}
         for run in runs:
             if not attach(run, images):
-                say(f"{run}: its configuration names no tracker; nothing is attached")
+                say(f"{run}: no tracker is configured; nothing is attached")
     show(result, as_json, terminal_table)
 
 
@@ -154,20 +164,22 @@ def inspect(
     ],
     tokens: Annotated[
         str,
-        typer.Option(help="Tokens whose neighbors to show: `the, def,#42` (text, or # and id)."),
+        typer.Option(
+            help="Tokens whose nearest neighbors to show, as text or #id: `the, def,#42`."
+        ),
     ] = "",
     data: Annotated[
-        Path | None, typer.Option(help="Dataset of the token counts, else the run's own.")
+        Path | None, typer.Option(help="Dataset for the token counts. Default: that of the run.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for inspect.json and the plots as SVG and PNG.")
+        Path | None, typer.Option(help="Output directory for inspect.json and plots.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Shows the geometry of the input table: norms by frequency, effective rank, isotropy.
+    """Shows the geometry of the input embedding: norms by frequency, effective rank, isotropy.
 
-    With two checkpoints of one vocabulary, both side by side, whatever their kinds, and how alike
-    they are. Blanks belong to a token: `' the'` and `the` are two.
+    For two checkpoints with the same vocabulary, also shows their similarity. Spaces are part of a
+    token: `' the'` and `the` differ.
 
     Example: `leviathan inspect runs/tied runs/leviathan --tokens 'def, return' --out geometry`
     """

@@ -1,4 +1,4 @@
-"""What the sub-commands share: arguments, and how a result is printed."""
+"""Arguments and output that the commands share."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-COLLECTIVE = (  # what the ranks of a launch do together, and not each its own
+COLLECTIVE = (  # commands whose ranks work together, so that only rank 0 prints
     "train",
     "check",
     "perplexity",
@@ -20,20 +20,20 @@ COLLECTIVE = (  # what the ranks of a launch do together, and not each its own
 Config = Annotated[Path, typer.Argument(help="YAML configuration.", metavar="CONFIG.yaml")]
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(help="Changes to it, as `section.key=value`.", metavar="a.b=c"),
+    typer.Argument(help="Overrides, as `section.key=value`.", metavar="a.b=c"),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 Checkpoint = Annotated[
     Path,
     typer.Argument(
-        help="A step folder, or a run folder, whose newest whole checkpoint is then taken.",
+        help="Checkpoint, or run directory (its latest valid checkpoint).",
         metavar="CKPT",
     ),
 ]
 Model = Annotated[
     Path,
     typer.Argument(
-        help="A step folder, a run folder (its newest whole checkpoint), or a Llama folder.",
+        help="Checkpoint, run directory (its latest valid checkpoint), or Llama model.",
         metavar="CKPT",
     ),
 ]
@@ -42,22 +42,22 @@ Profile = Annotated[
     str | None,
     typer.Option(
         metavar="steps=FIRST-LAST",
-        help="Profile these steps on the first rank: run_dir/profile gets a trace for "
-        "chrome://tracing or Perfetto, and tables of operators by module.",
+        help="Profile these steps on rank 0. Writes a trace for Perfetto and tables of operators "
+        "by module to run_dir/profile.",
     ),
 ]
 MemorySnapshot = Annotated[
     bool,
     typer.Option(
         "--memory-snapshot",
-        help="With --profile: every allocation of these steps too; memory.pickle on CUDA, "
-        "memory.csv on the CPU.",
+        help="Record the allocations of the profiled steps: memory.pickle on CUDA, memory.csv on "
+        "the CPU.",
     ),
 ]
 
 
 def is_another_rank() -> bool:
-    """True in a rank of a launch for which rank 0 has the word; RANK alone says nothing."""
+    """Whether this process is a rank other than 0 of a launch whose ranks work together."""
     rank = os.environ.get("RANK", "0")
     launched = os.environ.get("WORLD_SIZE", "1") != "1"
     together = sys.argv[1:2] and sys.argv[1] in COLLECTIVE
@@ -67,7 +67,7 @@ def is_another_rank() -> bool:
 def show(
     result: dict[str, Any], as_json: bool, as_text: Callable[[dict[str, Any]], str] | None = None
 ) -> None:
-    """Prints a result, once for all ranks: one JSON line, or as people read it."""
+    """Prints a result on rank 0: as one line of JSON, or formatted."""
     if is_another_rank():
         return
     if as_json:
@@ -77,7 +77,7 @@ def show(
 
 
 def lines(result: dict[str, Any]) -> str:
-    """A result without a table of its own: a line a value."""
+    """Formats a result as one line per value."""
     lines: list[str] = []
     for key, value in result.items():
         if value is None:
@@ -90,7 +90,7 @@ def lines(result: dict[str, Any]) -> str:
 
 
 def _plain(value: Any) -> str:
-    """A value as people read it: 1,234 and a = 1, b = 2."""
+    """Formats a value: 1,234, or a = 1, b = 2."""
     if isinstance(value, dict):
         return ", ".join(f"{key} = {_plain(part)}" for key, part in value.items())
     if isinstance(value, list):

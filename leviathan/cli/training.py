@@ -1,4 +1,4 @@
-"""Training, and its checkpoints."""
+"""`leviathan train` and `checkpoint`."""
 
 from pathlib import Path
 
@@ -25,30 +25,26 @@ def train(
     profile: Profile = None,
     memory_snapshot: MemorySnapshot = False,
 ) -> None:
-    """Trains a model; alone, or as one rank of `deepspeed`, `torchrun` or `srun`.
+    """Trains a model, as a single process or as a rank of `deepspeed`, `torchrun` or `srun`.
 
-    The same command resumes an interrupted run from its newest whole checkpoint. SIGTERM or SIGUSR1
-    to any rank saves and ends it with exit status 0.
+    The same command resumes an interrupted run from its latest valid checkpoint. SIGTERM or SIGUSR1
+    to any rank saves a checkpoint and ends the run with exit status 0.
 
-    `run_dir/metrics.jsonl` gets a line every `train.log_every` steps; `tracking.wandb.project=NAME`
-    and `tracking.tensorboard=true` pass it on. `evaluate.tasks=[piqa] evaluate.every=1000` runs
-    lm-eval tasks on the way.
+    Metrics are written to `run_dir/metrics.jsonl` and to the trackers every `train.log_every`
+    steps. `evaluate.tasks=[piqa] evaluate.every=1000` runs lm-eval tasks during training.
 
     Example: `deepspeed --num_accelerators 2 launch/train.py configs/run/quickstart.yaml`
     """
     loaded = load_config(config, overrides or [], RunConfig)
     from leviathan.train.loop import train as run
-    from leviathan.train.profiling import parse_wish
+    from leviathan.train.profiling import parse_profile
 
-    run(loaded, parse_wish(profile, memory_snapshot, loaded.train.steps))
+    run(loaded, parse_profile(profile, memory_snapshot, loaded.train.steps))
 
 
 @checkpoint_app.command("ls")
 def checkpoint_ls(run_dir: Path, as_json: AsJson = False) -> None:
-    """Lists a run's complete checkpoints, oldest first: where they stand and what wrote them.
-
-    Contents are not read; `verify` does that.
-    """
+    """Lists the complete checkpoints of a run, without verifying their contents."""
     from leviathan.checkpoint.describe import checkpoints_table, list_checkpoints
 
     show(list_checkpoints(run_dir), as_json, checkpoints_table)
@@ -56,7 +52,7 @@ def checkpoint_ls(run_dir: Path, as_json: AsJson = False) -> None:
 
 @checkpoint_app.command("info")
 def checkpoint_info(checkpoint: Checkpoint, as_json: AsJson = False) -> None:
-    """Shows step, tokens, model, engine and size of one checkpoint."""
+    """Shows the step, tokens, model, engine and size of a checkpoint."""
     from leviathan.checkpoint.describe import checkpoint_info as info
     from leviathan.checkpoint.layout import resolve_checkpoint
 
@@ -65,7 +61,7 @@ def checkpoint_info(checkpoint: Checkpoint, as_json: AsJson = False) -> None:
 
 @checkpoint_app.command("verify")
 def checkpoint_verify(checkpoint: Checkpoint, as_json: AsJson = False) -> None:
-    """Checks the hashes of a checkpoint's files and that its tensors are complete.
+    """Verifies the hashes of a checkpoint and that its tensors are complete.
 
     Exits with status 2 and an error message if the checkpoint is corrupt.
     """

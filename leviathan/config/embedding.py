@@ -1,8 +1,8 @@
-"""The input embeddings as the user writes them, by `kind`, and how large each one is.
+"""The configurations of the input embeddings by `kind`, and their parameter counts.
 
-Sizes are closed forms of the configuration alone, so they stand here and not with the modules:
-a width left out is solved from them when the configuration is read. V is the padded vocabulary,
-D the model's width, k digits in base b, d the seed's width.
+Parameter counts are closed forms of the configuration. A width that is not set is solved from them
+when the configuration is read. V is the padded vocabulary size, D the model width, k the number of
+digits in base b, d the width of the codebook vectors.
 """
 
 import math
@@ -15,29 +15,42 @@ from pydantic import Field
 
 from leviathan.config.strict import PositiveInt, Strict
 
-Digits = Annotated[int, Field(gt=0, description="k: digits per token id")]
-Base = Annotated[int | None, Field(ge=2, description="b; left out: the least b with b^k ≥ V")]
-SeedWidth = Annotated[int, Field(gt=0, description="d: width of the codebooks' seed")]
-LatentScale = Annotated[Literal["outside", "inside"], Field(description="σ(½·LN(x)) or σ(LN(½·x))")]
+Digits = Annotated[int, Field(gt=0, description="number of digits per token id (k)")]
+Base = Annotated[
+    int | None, Field(ge=2, description="base of the digits (b); null: the smallest b with b^k ≥ V")
+]
+SeedWidth = Annotated[int, Field(gt=0, description="width of the codebook vectors (d)")]
+LatentScale = Annotated[
+    Literal["outside", "inside"],
+    Field(description="latent scaling: outside σ(½·LN(x)), inside σ(LN(½·x))"),
+]
 SplineInitStd = Annotated[
     float,
-    Field(gt=0, strict=False, description="std of the splines' Δ at step 0: how far tokens differ"),
+    Field(
+        gt=0,
+        strict=False,
+        description="standard deviation of the initial spline coefficients Δ",
+    ),
 ]
 InitStd = Annotated[
     float | None,
-    Field(gt=0, strict=False, description="std of E at step 0, by scaling; null leaves it"),
+    Field(
+        gt=0,
+        strict=False,
+        description="standard deviation to which the initial vectors are scaled; null: not scaled",
+    ),
 ]
 
 
 @dataclass(frozen=True)
 class Match:
-    """How near its one free width brings an input embedding to a wanted number of parameters.
+    """How closely the free width of an input embedding matches a target parameter count.
 
     Attributes:
-        field: the free width's name in the configuration.
-        width: its value, whether solved or given.
-        parameters: what the input embedding has with it.
-        target: what was wanted.
+        field: name of the free width in the configuration.
+        width: value of the free width, solved or set.
+        parameters: resulting parameter count.
+        target: target parameter count.
         off: `parameters - target`.
         off_percent: the same in percent of the target.
     """
@@ -51,11 +64,11 @@ class Match:
 
 
 class InputEmbeddingConfig(Strict, ABC):
-    """What all kinds share: a size, and widths that may follow from it."""
+    """Base class of the kinds."""
 
     @abstractmethod
     def parameters(self, vocabulary: int, d_model: int) -> int:
-        """Number of parameters at V and D, without an output head of the model's own."""
+        """Parameter count at V and D, without a separate output head."""
 
     def resolved(self, vocabulary: int, d_model: int) -> Self:
         """A copy with everything filled in that follows from V and D.
@@ -85,7 +98,7 @@ def nearest_width(field: str, count: Callable[[int], int], target: int) -> int:
     if width < 1:
         raise ValueError(
             f"no {field} comes near {target:,} parameters ({field} 1 has {count(1):,}): "
-            f"raise embedding.match_parameters or give embedding.{field}"
+            f"raise embedding.target_params or give embedding.{field}"
         )
     return width
 
@@ -94,16 +107,16 @@ class MatchedConfig(InputEmbeddingConfig):
     """A kind whose one free width is solved so that its size comes nearest to a target."""
 
     free_width: ClassVar[str]
-    match_parameters: int | None = Field(
+    target_params: int | None = Field(
         default=None,
         gt=0,
-        description="size to come near; left out: that of the default LEV at this V and D",
+        description="target number of parameters; null: that of the default LEV at this V and D",
     )
 
     def resolved(self, vocabulary: int, d_model: int) -> Self:
-        """Fills in `match_parameters`, and the free width where it was left out."""
-        target = self.match_parameters or LeviathanConfig().parameters(vocabulary, d_model)
-        filled = self.model_copy(update={"match_parameters": target})
+        """Fills in `target_params`, and the free width if it is not set."""
+        target = self.target_params or LeviathanConfig().parameters(vocabulary, d_model)
+        filled = self.model_copy(update={"target_params": target})
         name = self.free_width
         if getattr(filled, name) is not None:
             return filled
@@ -114,9 +127,9 @@ class MatchedConfig(InputEmbeddingConfig):
         return filled.model_copy(update={name: nearest_width(name, count, target)})
 
     def match(self, vocabulary: int, d_model: int) -> Match:
-        """The width, given or solved, and how far off the target it is."""
-        assert self.match_parameters is not None, "not resolved"
-        size, target = self.parameters(vocabulary, d_model), self.match_parameters
+        """The width, set or solved, and its deviation from the target."""
+        assert self.target_params is not None, "not resolved"
+        size, target = self.parameters(vocabulary, d_model), self.target_params
         width, off = getattr(self, self.free_width), size - target
         return Match(self.free_width, width, size, target, off, round(100 * off / target, 3) + 0.0)
 
@@ -130,12 +143,12 @@ class TiedConfig(InputEmbeddingConfig):
     kind: Literal["tied"] = "tied"
 
     def parameters(self, vocabulary: int, d_model: int) -> int:
-        """V·D; the output head has none of its own."""
+        """V·D; the output head shares them."""
         return vocabulary * d_model
 
 
 class UntiedConfig(InputEmbeddingConfig):
-    """`V × D` table of its own: half as many parameters again at 400M."""
+    """Separate `V × D` table: 50 % more parameters at 400M."""
 
     kind: Literal["untied"] = "untied"
 
@@ -149,7 +162,9 @@ class AlbertConfig(MatchedConfig):
 
     free_width: ClassVar[str] = "width"
     kind: Literal["albert"] = "albert"
-    width: int | None = Field(default=None, gt=0, description="E; left out: solved")
+    width: int | None = Field(
+        default=None, gt=0, description="table width (E); null: derived from target_params"
+    )
     embedding_init_std: InitStd = 0.02
 
     def parameters(self, vocabulary: int, d_model: int) -> int:
@@ -167,9 +182,11 @@ class FlatMLPConfig(MatchedConfig):
     free_width: ClassVar[str] = "hidden"
     kind: Literal["flat_mlp"] = "flat_mlp"
     width: int | None = Field(
-        default=None, gt=0, description="e; left out: V·e is about half of match_parameters"
+        default=None, gt=0, description="table width (e); null: V·e is about half of target_params"
     )
-    hidden: int | None = Field(default=None, gt=0, description="H; left out: solved")
+    hidden: int | None = Field(
+        default=None, gt=0, description="hidden width (H); null: derived from target_params"
+    )
     embedding_init_std: InitStd = 0.02
 
     def parameters(self, vocabulary: int, d_model: int) -> int:
@@ -182,7 +199,7 @@ class FlatMLPConfig(MatchedConfig):
         """Fills in e, then H."""
         if self.width is not None:
             return super().resolved(vocabulary, d_model)
-        target = self.match_parameters or LeviathanConfig().parameters(vocabulary, d_model)
+        target = self.target_params or LeviathanConfig().parameters(vocabulary, d_model)
         width = max(1, round(target / 2 / vocabulary))
         return self.model_copy(update={"width": width}).resolved(vocabulary, d_model)
 
@@ -192,7 +209,7 @@ class BinaryCodesConfig(InputEmbeddingConfig):
 
     kind: Literal["binary_codes"] = "binary_codes"
     embedding_init_std: float | None = Field(
-        default=0.02, gt=0, strict=False, description="size of each value; null leaves ±1"
+        default=0.02, gt=0, strict=False, description="absolute value of the entries; null: 1"
     )
 
     def parameters(self, vocabulary: int, d_model: int) -> int:
@@ -211,7 +228,9 @@ class FactoredMLPConfig(MatchedConfig):
     digits: Digits = 3
     base: Base = None
     d_seed: SeedWidth = 128
-    hidden: int | None = Field(default=None, gt=0, description="H; left out: solved")
+    hidden: int | None = Field(
+        default=None, gt=0, description="hidden width (H); null: derived from target_params"
+    )
     embedding_init_std: InitStd = 0.02
 
     def parameters(self, vocabulary: int, d_model: int) -> int:
@@ -229,12 +248,12 @@ class FactoredMLPConfig(MatchedConfig):
 
 
 class GeneratorConfig(InputEmbeddingConfig):
-    """What the two versions of the paper share: digits, seed, splines and how they begin."""
+    """Settings of both versions of the paper: digits, codebooks, splines, initialization."""
 
     digits: Digits = 3
     base: Base = None
     d_seed: SeedWidth = 128
-    rank: PositiveInt = Field(default=64, description="r: rank of each tensor product")
+    rank: PositiveInt = Field(default=64, description="rank of each tensor product (r)")
     latent_scale: LatentScale = "outside"
     spline_init_std: SplineInitStd = 0.1
     embedding_init_std: InitStd = 0.02
@@ -248,12 +267,14 @@ class LeviathanConfig(GeneratorConfig):
     """LEV of arXiv 2601.22040 v2; the defaults give 1,205,376 + 512·D parameters at V = 200,376."""
 
     kind: Literal["leviathan"] = "leviathan"
-    heads: PositiveInt = Field(default=8, description="h: parallel heads summed into E")
-    tp: Literal["replicated", "ids", "heads"] = Field(
+    heads: PositiveInt = Field(default=8, description="number of heads, which are summed (h)")
+    tp_mode: Literal["replicated", "ids", "heads"] = Field(
         default="ids",  # the fastest: see benchmarks/tensor_parallel.py
-        description="under parallel.tp: every rank generates all rows, a share of them, or heads",
+        description="tensor parallelism of LEV: replicated, or divided by ids or by heads",
     )
-    knots: int = Field(default=16, ge=2, description="κ: uniform knots of the quadratic B-spline")
+    knots: int = Field(
+        default=16, ge=2, description="number of uniform knots of the quadratic B-splines (κ)"
+    )
 
     def parameters(self, vocabulary: int, d_model: int) -> int:
         """k·b·d + h·d² + 3·h·d + h·d·κ·r + h·r·D."""
@@ -263,16 +284,18 @@ class LeviathanConfig(GeneratorConfig):
         return codebooks + latent + h * d * self.knots * self.rank + h * self.rank * d_model
 
     def cut_by_tp(self) -> dict[str, int]:
-        """The heads, in the mode named after them."""
-        return {"heads": self.heads} if self.tp == "heads" else {}
+        """The number of heads, if `tp_mode` shards them."""
+        return {"heads": self.heads} if self.tp_mode == "heads" else {}
 
 
 class LeviathanV1Config(GeneratorConfig):
     """The generator of arXiv 2601.22040 v1: one latent for all modes, and a residual from it."""
 
     kind: Literal["leviathan_v1"] = "leviathan_v1"
-    modes: PositiveInt = Field(default=8, description="M: tensor products, concatenated")
-    knots: int = Field(default=32, ge=2, description="κ: uniform knots of the quadratic B-spline")
+    modes: PositiveInt = Field(default=8, description="number of concatenated tensor products (M)")
+    knots: int = Field(
+        default=32, ge=2, description="number of uniform knots of the quadratic B-splines (κ)"
+    )
 
     def parameters(self, vocabulary: int, d_model: int) -> int:
         """k·b·d + d² + 3·d + M·d·κ·r + M·r·D + d·D."""
@@ -286,7 +309,7 @@ DigitConfig = GeneratorConfig | FactoredMLPConfig
 
 
 def lev_base(config: DigitConfig, vocabulary: int) -> int:
-    """The base b of the ids' digits: as configured, else the least with b^k ≥ `vocabulary`.
+    """The base b of the ids' digits: as configured, or the smallest with b^k ≥ `vocabulary`.
 
     Raises:
         ValueError: the configured base is too small for the vocabulary.

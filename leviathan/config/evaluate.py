@@ -1,4 +1,4 @@
-"""The `evaluate` section of a run: lm-eval tasks while it is trained."""
+"""The `evaluate` section of a run: lm-eval tasks during training."""
 
 from pydantic import Field
 
@@ -6,12 +6,21 @@ from leviathan.config.strict import PositiveInt, Strict, UserPath
 
 
 class EvaluateConfig(Strict):
-    """Tasks as `leviathan eval` runs them; without any, nothing is run."""
+    """lm-eval tasks that run during training."""
 
-    tasks: list[str] = Field(default_factory=list, description="names, as for `leviathan eval`")
-    every: int = Field(default=0, ge=0, description="steps; 0 runs them at the end only")
-    task_data: UserPath | None = Field(
-        default=None, description="folder with the tasks' files; then nothing is downloaded"
+    tasks: list[str] = Field(
+        default_factory=list,
+        description="lm-eval tasks to run during training, as for `leviathan eval`",
     )
-    limit: PositiveInt | None = Field(default=None, description="samples a task; else all")
-    batch_size: PositiveInt = Field(default=8, description="sequences at once")
+    every: int = Field(
+        default=0,
+        ge=0,
+        description="interval between task evaluations, in steps (0: only at the end)",
+    )
+    task_data: UserPath | None = Field(
+        default=None, description="directory with the task data; null: downloaded"
+    )
+    limit: PositiveInt | None = Field(
+        default=None, description="maximum samples per task; null: all"
+    )
+    batch_size: PositiveInt = Field(default=8, description="samples per forward pass")

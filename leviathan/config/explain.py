@@ -5,8 +5,8 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from leviathan.config.experiment import ExperimentConfig
 from leviathan.config.schema import ModelFile, PrepConfig, RunConfig
-from leviathan.config.study import StudyConfig
 from leviathan.config.suggest import nearest, synonym
 from leviathan.credentials import without_credentials
 
@@ -16,7 +16,7 @@ _FORMATS: dict[type[BaseModel], str] = {
     PrepConfig: "a dataset configuration for `leviathan prep` (configs/data)",
     RunConfig: "a run configuration for `leviathan train` (configs/run)",
     ModelFile: "a model configuration for `leviathan params` (configs/model)",
-    StudyConfig: "an experiment for `leviathan study` (configs/experiments)",
+    ExperimentConfig: "an experiment for `leviathan experiment` (configs/experiments)",
 }
 
 
@@ -96,7 +96,7 @@ def _unknown_key(path: Path, schema: type[BaseModel], data: Any) -> str:
     return f"unknown key; expected one of {', '.join(siblings)}"
 
 
-def mistaken(keys: set[str], schema: type[BaseModel]) -> str | None:
+def other_kind(keys: set[str], schema: type[BaseModel]) -> str | None:
     """Returns a sentence if the top-level keys are those of another kind of configuration."""
     unknown = sorted(keys - set(schema.model_fields))
     for other, described in _FORMATS.items():

@@ -32,14 +32,14 @@ KEYS = (
     Key("data.format.cache", "directory for unpacked shards"),
     Key("engine", "engine that computes a step"),
     Key("parallel", "distribution over the ranks; their number may change, too"),
-    Key("model.embedding.tp", "tensor parallelism of LEV"),
+    Key("model.embedding.tp_mode", "tensor parallelism of LEV"),
     Key("checkpoint", "when checkpoints are saved, and which are kept"),
     Key("train.micro_batch_size", "sequences per rank and micro-batch; the global batch is fixed"),
     Key("train.log_every", "steps between log lines"),
     Key("train.eval_every", "steps between validations"),
-    Key("train.spike_deviations", "loss-spike threshold"),
+    Key("train.spike_threshold_mads", "loss-spike threshold"),
     Key("train.peak_flops", "peak FLOP/s for MFU"),
-    Key("optim.max_skipped", "consecutive non-finite steps after which a run fails"),
+    Key("optim.max_consecutive_skips", "consecutive non-finite steps after which a run fails"),
     Key("evaluate", "tasks evaluated during training"),
     Key("tracking", "services that receive the metrics"),
 )
@@ -47,7 +47,7 @@ KEYS = (
 STEPS = Key("train.steps", "the length of the run; only with `optim.schedule: constant`")
 
 RESUMABLE = tuple(key.name for key in KEYS if key.resumable)
-NOT_THE_ARM = tuple(key.name for key in KEYS)
+NOT_IN_ARM = tuple(key.name for key in KEYS)
 
 
 def within(key: str, names: tuple[str, ...]) -> bool:
@@ -78,7 +78,7 @@ def changed_keys(former: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
 
 def arm_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """The keys and values that runs of one arm have in common, as dotted keys."""
-    return {key: value for key, value in flatten(config).items() if not within(key, NOT_THE_ARM)}
+    return {key: value for key, value in flatten(config).items() if not within(key, NOT_IN_ARM)}
 
 
 def markdown_table() -> str:

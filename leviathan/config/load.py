@@ -1,7 +1,7 @@
 """YAML files with `extends:` and `a.b=c` overrides into a validated configuration.
 
-Every problem is collected before anything is raised, so that a user mends a file once. Paths in a
-configuration are relative to the working directory; `extends:` to the file it stands in.
+Every problem is collected before anything is raised, so that a user fixes a file once. Paths in a
+configuration are relative to the working directory; `extends:` to the file it is in.
 """
 
 import re
@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from leviathan.config.explain import explain, mistaken
+from leviathan.config.explain import explain, other_kind
 from leviathan.credentials import cleaned, without_credentials
 from leviathan.errors import ConfigError
 
@@ -53,7 +53,7 @@ def _refusal(node: yaml.Node, problem: str) -> yaml.YAMLError:
 
 
 def _check_keys(node: yaml.Node, above: tuple[yaml.Node, ...] = ()) -> None:
-    """Refuses what no configuration can mean: a key twice, a key that is a section, a circle."""
+    """Refuses what no configuration can mean: a key twice, a key that is a section, a cycle."""
     if node in above:
         raise _refusal(node, "this section refers to itself")
     if isinstance(node, yaml.SequenceNode):
@@ -158,7 +158,7 @@ def _read_file(path: Path, origins: Origins, chain: tuple[Path, ...] = ()) -> di
         if resolved in chain:
             circle = " → ".join(str(file) for file in (*chain, resolved))
             raise ConfigError(
-                "config.circular_extends", f"{path}: `extends` goes in a circle: {circle}"
+                "config.circular_extends", f"{path}: `extends` goes in a cycle: {circle}"
             )
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -259,7 +259,7 @@ def validate(data: dict[str, Any], schema: type[C], source: str, origins: Origin
         return schema.model_validate(data)
     except ValidationError as error:
         own = {key for key in data if origins.get((key,)) != COMMAND_LINE}
-        if another := mistaken(own, schema):
+        if another := other_kind(own, schema):
             raise ConfigError("config.wrong_type", f"{source}: {another}") from None
         raise ConfigError("config.invalid", explain(error, data, schema, source, origins)) from None
 
@@ -288,7 +288,7 @@ def parse_config(text: str, schema: type[C], source: str = "configuration") -> C
 def dump_config(config: BaseModel) -> str:
     """The resolved configuration as YAML; `parse_config` gives it back equal.
 
-    Passwords and tokens in URLs are left out: this is for files that others may read.
+    Passwords and tokens in URLs are omitted: this is for files that others may read.
     """
     stored = cleaned(config.model_dump(mode="json"))
     return yaml.safe_dump(stored, sort_keys=False, allow_unicode=True)

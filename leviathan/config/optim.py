@@ -46,7 +46,7 @@ class ParamGroupConfig(Strict):
     @model_validator(mode="after")
     def _one_selector(self) -> "ParamGroupConfig":
         if (self.role is None) == (self.name is None):
-            raise ValueError("give either role or name")
+            raise ValueError("role and name exclude each other; set one of them")
         return self
 
     @property
@@ -56,32 +56,50 @@ class ParamGroupConfig(Strict):
 
 
 class OptimConfig(Strict):
-    """AdamW and its schedule; the defaults are the recipe of the controlled comparison."""
+    """AdamW and its schedule. The defaults are those of the controlled comparison."""
 
     lr: PositiveFloat = Field(default=1e-3, description="peak learning rate")
-    warmup_steps: int = Field(default=0, ge=0, description="in which lr rises linearly from 0")
+    warmup_steps: int = Field(
+        default=0,
+        ge=0,
+        description="number of warmup steps, in which the learning rate rises linearly from 0",
+    )
     schedule: Literal["cosine", "wsd", "constant"] = Field(
-        default="cosine", description="after the warm-up; wsd: constant, then decay_fraction down"
+        default="cosine",
+        description="learning-rate schedule after the warmup; wsd is constant, then decays over "
+        "decay_fraction of the steps",
     )
     final_lr_ratio: float = Field(
-        default=0.1, ge=0, le=1, strict=False, description="last lr as a share of the peak"
+        default=0.1,
+        ge=0,
+        le=1,
+        strict=False,
+        description="final learning rate, as a fraction of the peak",
     )
     decay_fraction: float = Field(
-        default=0.1, gt=0, le=1, strict=False, description="of all steps, at the end (wsd)"
+        default=0.1,
+        gt=0,
+        le=1,
+        strict=False,
+        description="fraction of the steps in which the learning rate decays (wsd only)",
     )
-    betas: Betas = Field(default=(0.9, 0.999), description="of AdamW's two moments")
+    betas: Betas = Field(default=(0.9, 0.999), description="AdamW's β₁ and β₂")
     eps: Epsilon = Field(default=1e-8, description="AdamW's ε")
     weight_decay: NonNegativeFloat = Field(
         default=0.0, description="weight decay of all parameters except gains and biases"
     )
-    grad_clip: PositiveFloat = Field(default=1.0, description="global norm")
+    grad_clip: PositiveFloat = Field(default=1.0, description="maximum global gradient norm")
     groups: list[ParamGroupConfig] = Field(
         default_factory=list,
-        description="parameter groups with other settings; the first group that matches a "
-        "parameter applies (`leviathan params --groups` prints the result). A role that the model "
-        "does not have is reported by `leviathan check`, a name that matches nothing is refused",
+        description="parameter groups with other settings; the first matching group applies (see "
+        "`leviathan params --groups`). A name that matches nothing is an error, a role "
+        "that the model does not have a warning of `leviathan check`",
     )
     z_loss: NonNegativeFloat = Field(
-        default=0.0, description="weight of (log Σ exp logits)² in the training loss"
+        default=0.0, description="weight of the z-loss, the mean of (log Σ exp logits)²"
     )
-    max_skipped: PositiveInt = Field(default=20, description="non-finite steps in a row allowed")
+    max_consecutive_skips: PositiveInt = Field(
+        default=20,
+        description="number of consecutive steps with non-finite loss or gradients after which the "
+        "run fails",
+    )

@@ -1,4 +1,4 @@
-"""A corpus preparation as the user writes it: `leviathan prep CONFIG.yaml`."""
+"""The configuration of a dataset: `leviathan prep CONFIG.yaml`."""
 
 from typing import Literal
 
@@ -8,14 +8,20 @@ from leviathan.config.strict import NonNegativeFloat, Paths, PositiveInt, Strict
 
 
 class HubConfig(Strict):
-    """A dataset of the Hugging Face Hub, or a local folder that `datasets` loads."""
+    """A dataset of the Hugging Face Hub, or a local directory that `datasets` can load."""
 
-    id: str = Field(description="owner/name, or a folder")
-    config: str | None = Field(default=None, description="its configuration, where it has several")
-    split: str = Field(
-        default="train", description="splits to read: one name, several (train+test), or all"
+    id: str = Field(
+        description="dataset on the Hugging Face Hub (owner/name), or a local directory"
     )
-    revision: str | None = Field(default=None, description="branch, tag or commit")
+    config: str | None = Field(
+        default=None, description="configuration (subset) of the Hub dataset; null: its only one"
+    )
+    split: str = Field(
+        default="train", description="splits to read: a name, several (train+test), or all"
+    )
+    revision: str | None = Field(
+        default=None, description="branch, tag or commit; null: the default branch"
+    )
     text_column: str = Field(
         default="text",
         description="text column or dotted path; validation.hub inherits it from source.hub",
@@ -27,22 +33,26 @@ class HubConfig(Strict):
 
 
 class SubsetsConfig(Strict):
-    """Which subsets to keep: those named, or all but those named."""
+    """The subsets to keep."""
 
-    include: Paths = Field(default_factory=list, description="names of subsets; nothing else stays")
-    exclude: Paths = Field(default_factory=list, description="names of subsets; the rest stays")
+    include: Paths = Field(
+        default_factory=list, description="names of the subsets to keep; all others are excluded"
+    )
+    exclude: Paths = Field(default_factory=list, description="names of the subsets to exclude")
 
     @model_validator(mode="after")
     def _one_of_them(self) -> "SubsetsConfig":
         if self.include and self.exclude:
-            raise ValueError("give include or exclude, not both")
+            raise ValueError("include and exclude exclude each other; set one of them")
         return self
 
 
 class SourceConfig(Strict):
-    """What to read, in this order; inside a folder or a glob, in name order."""
+    """The input. Files of a directory or glob are read in name order."""
 
-    paths: Paths = Field(default_factory=list, description="files, globs, folders or URLs")
+    paths: Paths = Field(
+        default_factory=list, description="files, globs, directories or URLs, read in this order"
+    )
     hub: HubConfig | None = None
     text_key: str = Field(
         default="text", min_length=1, description="key, column or dotted path of the text"
@@ -50,65 +60,93 @@ class SourceConfig(Strict):
     subset_key: str = Field(
         default="meta.pile_set_name",
         min_length=1,
-        description="key, column or dotted path of the subset's name",
+        description="key, column or dotted path of the subset name",
     )
     default_subset: str = Field(
-        default="unnamed", min_length=1, description="of documents that name none"
+        default="unnamed", min_length=1, description="subset of documents without a subset name"
     )
     subsets: SubsetsConfig = Field(default_factory=SubsetsConfig)
 
     @model_validator(mode="after")
     def _one_kind(self) -> "SourceConfig":
         if not self.paths and self.hub is None:
-            raise ValueError("nothing to read: give source.paths or source.hub")
+            raise ValueError("no input: set source.paths or source.hub")
         if self.paths and self.hub is not None:
-            raise ValueError("give paths or hub, not both (paths=[] takes the paths away)")
+            raise ValueError("paths and hub exclude each other (paths=[] removes the paths)")
         return self
 
 
 class ValidationConfig(Strict):
-    """Where the validation split comes from: own shards, or a share of the documents by hash."""
+    """The validation split: separate files, or a fraction of the documents by hash."""
 
-    paths: Paths = Field(default_factory=list, description="held-out files, globs or folders")
-    hub: HubConfig | None = Field(default=None, description="in place of paths")
+    paths: Paths = Field(
+        default_factory=list, description="files, globs or directories of held-out documents"
+    )
+    hub: HubConfig | None = Field(
+        default=None, description="held-out split of a Hub dataset, instead of paths"
+    )
     fraction: float = Field(
-        default=0.005, ge=0, lt=1, strict=False, description="by content hash; unused with paths"
+        default=0.005,
+        ge=0,
+        lt=1,
+        strict=False,
+        description="fraction of documents held out by content hash; ignored with paths or hub",
     )
 
     @model_validator(mode="after")
     def _one_kind(self) -> "ValidationConfig":
         if self.paths and self.hub is not None:
-            raise ValueError("give paths or hub, not both")
+            raise ValueError("paths and hub exclude each other; set one of them")
         return self
 
 
 class PrepConfig(Strict):
-    """One corpus preparation: `leviathan prep CONFIG.yaml`."""
+    """A dataset to prepare: `leviathan prep CONFIG.yaml`."""
 
     source: SourceConfig
     validation: ValidationConfig = Field(default_factory=ValidationConfig)
-    tokenizer: str = Field(description="a tiktoken name such as o200k_base, or a .tiktoken file")
-    seq_len: PositiveInt = Field(default=512, description="tokens; a row has one more")
-    out: UserPath = Field(description="folder of the dataset")
-    workers: PositiveInt = Field(default=1, description="processes; never changes a byte")
+    tokenizer: str = Field(
+        description="tiktoken encoding such as o200k_base, a .tiktoken file, or a directory with "
+        "one"
+    )
+    seq_len: PositiveInt = Field(
+        default=512, description="sample length in tokens; a sample stores one id more"
+    )
+    out: UserPath = Field(description="output directory of the dataset")
+    workers: PositiveInt = Field(
+        default=1, description="number of worker processes; does not affect the output"
+    )
     executor: Literal["local", "ray", "rank"] = Field(
-        default="local", description="where: processes here, a Ray cluster, one slice a rank"
+        default="local",
+        description="where to tokenize: local processes, a Ray cluster, or one slice per rank of a "
+        "job array",
     )
     on_error: Literal["fail", "quarantine"] = Field(
-        default="fail", description="at a bad line: end, or leave it out and list it"
+        default="fail",
+        description="action on an invalid record: fail, or quarantine (skip it and list it in "
+        "rejects.jsonl)",
     )
     max_reject_fraction: float = Field(
-        default=0.01, ge=0, le=1, strict=False, description="of bad lines, beyond the first 100"
+        default=0.01,
+        ge=0,
+        le=1,
+        strict=False,
+        description="maximum fraction of rejected records; the first 100 are always allowed",
     )
     max_document_bytes: PositiveInt = Field(
-        default=1 << 28, description="longer lines are bad lines; bounds memory"
+        default=1 << 28,
+        description="maximum size of a document in bytes; larger ones are rejected. Bounds the "
+        "memory",
     )
-    drop_duplicates: bool = Field(default=False, description="keep one of each equal text")
+    deduplicate: bool = Field(
+        default=False, description="keep one document of each set of identical texts"
+    )
     backend: Literal["auto", "gigatoken", "tiktoken"] = Field(
-        default="auto", description="what encodes; never changes an id"
+        default="auto", description="encoder implementation; does not affect the ids"
     )
     mixing: dict[str, NonNegativeFloat] = Field(
-        default_factory=dict, description="epochs of the training split by subset; 1 if not named"
+        default_factory=dict,
+        description="number of epochs per subset in the training split; 1 for subsets not named",
     )
 
     @model_validator(mode="after")

@@ -1,6 +1,6 @@
 """The configuration as the user writes it: frozen, strict pydantic models.
 
-Values that follow from others (`n_kv_heads`, `d_ff`, `padded_vocab_size`, `base`) may be left out
+Values that follow from others (`n_kv_heads`, `d_ff`, `padded_vocab_size`, `base`) may be omitted
 and are filled in here, so the resolved YAML always states them. What follows from the configuration
 *and* the world size is in `leviathan.config.plan`.
 """
@@ -34,7 +34,7 @@ from leviathan.config.strict import (
     PositiveInt,
     Strict,
     UserPath,
-    from_earlier,
+    computed_default,
 )
 from leviathan.config.tracking import TrackingConfig
 
@@ -42,36 +42,42 @@ from leviathan.config.tracking import TrackingConfig
 
 
 class ModelConfig(Strict):
-    """A decoder-only, pre-norm, Llama-named backbone and its input embedding."""
+    """A decoder-only, pre-norm Llama backbone and its input embedding."""
 
-    d_model: PositiveInt = Field(description="width of the residual stream")
-    n_layers: PositiveInt = Field(description="blocks")
-    n_heads: PositiveInt = Field(description="attention heads; d_model / n_heads must be even")
-    n_kv_heads: PositiveInt = from_earlier(
+    d_model: PositiveInt = Field(description="width of the residual stream (D)")
+    n_layers: PositiveInt = Field(description="number of transformer blocks")
+    n_heads: PositiveInt = Field(
+        description="number of attention heads; d_model / n_heads must be even"
+    )
+    n_kv_heads: PositiveInt = computed_default(
         "n_heads",
         compute=lambda heads: heads,
         default="n_heads",
-        description="key and value heads, shared in groups (GQA); divides n_heads",
+        description="number of key and value heads (grouped-query attention); divides n_heads",
     )
-    d_ff: PositiveInt = from_earlier(
+    d_ff: PositiveInt = computed_default(
         "d_model",
         compute=lambda width: 4 * width,
         default="4 · d_model",
         description="hidden width of the SwiGLU MLP",
     )
     seq_len: PositiveInt = Field(default=512, description="context length in tokens")
-    vocab_size: PositiveInt = Field(description="the tokenizer's number of ids")
-    padded_vocab_size: PositiveInt = from_earlier(
+    vocab_size: PositiveInt = Field(description="number of token ids of the tokenizer")
+    padded_vocab_size: PositiveInt = computed_default(
         "vocab_size",
         compute=lambda size: size,
         default="vocab_size",
-        description="rows of tables and output head; those beyond vocab_size are never predicted",
+        description="vocabulary size of embedding and output head with padding (V); padded ids are "
+        "masked out of the softmax",
     )
-    rope_theta: PositiveFloat = Field(default=10_000.0, description="base of RoPE's frequencies")
-    norm_eps: Epsilon = Field(default=1e-5, description="under RMSNorm's root")
+    rope_theta: PositiveFloat = Field(
+        default=10_000.0, description="base of the rotary position embedding"
+    )
+    norm_eps: Epsilon = Field(default=1e-5, description="epsilon of RMSNorm")
     init_std: PositiveFloat = Field(
         default=0.02,
-        description="std of weights at step 0; residual outputs less by √(2 · n_layers)",
+        description="standard deviation of the initial weights; divided by √(2 · n_layers) for the "
+        "residual outputs",
     )
     embedding: EmbeddingConfig
 
@@ -80,7 +86,7 @@ class ModelConfig(Strict):
     def _resolved(cls, embedding: InputEmbeddingConfig, info: ValidationInfo) -> Any:
         shape = info.data
         if "padded_vocab_size" not in shape or "d_model" not in shape:
-            return embedding  # what is wrong there is told by itself
+            return embedding  # these fields have errors of their own
         return embedding.resolved(shape["padded_vocab_size"], shape["d_model"])
 
     @model_validator(mode="after")
@@ -99,14 +105,14 @@ class ModelConfig(Strict):
         return self
 
     def cut_by_tp(self) -> dict[str, int]:
-        """What parallel.tp cuts into equal parts: name under `model.` → size."""
+        """Dimensions that parallel.tp divides: name under `model.` → size."""
         names = ("n_heads", "n_kv_heads", "d_ff", "padded_vocab_size")
         sizes: dict[str, int] = {name: getattr(self, name) for name in names}
         return sizes | {f"embedding.{k}": size for k, size in self.embedding.cut_by_tp().items()}
 
 
 class ModelFile(Strict):
-    """A file that describes a model alone: `configs/model/*.yaml`."""
+    """A model configuration: `configs/model/*.yaml`."""
 
     model: ModelConfig
 
@@ -115,95 +121,116 @@ class ModelFile(Strict):
 
 
 class MdsTokensFormat(Strict):
-    """MDS shards that another converter wrote: one column of ids, no dataset.json."""
+    """MDS shards of another program: a column of token ids and no dataset.json."""
 
     kind: Literal["mds_tokens"]
-    column: str = Field(default="tokens", description="that holds the ids")
+    column: str = Field(default="tokens", description="name of the column with the token ids")
     dtype: Literal["uint16", "uint32", "int32", "int64"] | None = Field(
-        default=None, description="of the ids; needed where the column is plain bytes"
+        default=None,
+        description="integer type of the token ids; required if the column is plain bytes",
     )
-    tokenizer: str = Field(description="whose ids they are: a tiktoken name or a .tiktoken file")
-    vocab_size: PositiveInt | None = Field(default=None, description="else the tokenizer's")
-    end_of_text: int | None = Field(default=None, ge=0, description="else the tokenizer's")
-    cache: UserPath | None = Field(default=None, description="where packed shards are unpacked to")
+    tokenizer: str = Field(
+        description="tokenizer of the token ids: a tiktoken encoding or a .tiktoken file"
+    )
+    vocab_size: PositiveInt | None = Field(
+        default=None, description="number of token ids; null: the tokenizer's"
+    )
+    end_of_text: int | None = Field(
+        default=None, ge=0, description="end-of-text id; null: the tokenizer's"
+    )
+    cache: UserPath | None = Field(
+        default=None, description="directory for unpacked shards; required for compressed shards"
+    )
 
 
 class DataConfig(Strict):
-    """Which dataset, and how far apart its rows are shuffled."""
+    """The dataset and the shuffling of its samples."""
 
-    path: UserPath = Field(description="folder with dataset.json, train/ and val/")
+    path: UserPath = Field(description="dataset directory with dataset.json, train/ and val/")
     remote: str | None = Field(
-        default=None, description="URL of such a folder, of which `path` is then the local cache"
+        default=None, description="URL of the dataset; data.path is then its local cache"
     )
     cache_limit: ByteSize | None = Field(
-        default=None, description="of shards kept under `path`, such as 200GB; else all"
+        default=None, description="maximum size of the local cache, such as 200GB; null: unlimited"
     )
     format: MdsTokensFormat | None = Field(
-        default=None, description="for a dataset that `leviathan prep` did not make"
+        default=None, description="format of a dataset that `leviathan prep` did not write"
     )
-    shuffle_window: PositiveInt = Field(default=10_000, description="rows")
+    shuffle_window: PositiveInt = Field(
+        default=10_000, description="size of the shuffle window, in samples"
+    )
 
     @model_validator(mode="after")
     def _one_place(self) -> "DataConfig":
         if self.remote is not None and self.format is not None:
-            raise ValueError("give remote or format, not both: a foreign set is read locally")
+            raise ValueError(
+                "remote and format exclude each other: other formats are read from data.path only"
+            )
         if self.remote is None and self.cache_limit is not None:
-            raise ValueError("cache_limit needs remote: without it nothing under path is removed")
+            raise ValueError("cache_limit requires remote")
         return self
 
 
 class TrainConfig(Strict):
-    """How long and how much at once. Batch sizes are in sequences."""
+    """Length of the training and batch sizes, in samples."""
 
-    steps: PositiveInt = Field(description="optimizer steps of the whole run")
-    global_batch_size: PositiveInt = Field(description="sequences a step, over all ranks")
+    steps: PositiveInt = Field(description="number of optimizer steps")
+    global_batch_size: PositiveInt = Field(description="samples per optimizer step, over all ranks")
     micro_batch_size: PositiveInt = Field(
-        description="sequences at once on one rank; bounds memory"
+        description="samples per forward pass and rank; bounds the activation memory"
     )
-    log_every: PositiveInt = Field(default=10, description="steps; to metrics.jsonl")
-    eval_every: int = Field(default=0, ge=0, description="steps; 0 evaluates at the end only")
-    spike_deviations: NonNegativeFloat = Field(
+    log_every: PositiveInt = Field(default=10, description="interval between log lines, in steps")
+    eval_every: int = Field(
+        default=0, ge=0, description="interval between validations, in steps (0: only at the end)"
+    )
+    spike_threshold_mads: NonNegativeFloat = Field(
         default=6.0,
-        description="warn of a loss so many robust deviations over the running median; 0: never",
+        description="loss-spike threshold, in median absolute deviations above the running median "
+        "(0 disables)",
     )
     peak_flops: PositiveFloat | None = Field(
-        default=None, description="of one device, FLOP/s, for MFU; else by the device's name"
+        default=None, description="peak FLOP/s per device, for MFU; null: from the device's name"
     )
 
     @model_validator(mode="after")
     def _micro_fits(self) -> "TrainConfig":
         if self.micro_batch_size > self.global_batch_size:
             raise ValueError(
-                f"micro_batch_size ({self.micro_batch_size}) is more than "
+                f"micro_batch_size ({self.micro_batch_size}) is greater than "
                 f"global_batch_size ({self.global_batch_size})"
             )
         return self
 
 
 class EngineConfig(Strict):
-    """What every engine can do."""
+    """Settings of all engines."""
 
     precision: Literal["fp32", "bf16"] = Field(
-        default="fp32", description="bf16 computes in bf16; masters, moments and sums stay fp32"
+        default="fp32",
+        description="compute precision; with bf16, master weights, optimizer state and reductions "
+        "stay in fp32",
     )
     activation_checkpointing: bool = Field(
-        default=False, description="blocks compute anew in the backward pass: less memory"
+        default=False, description="recompute the blocks in the backward pass, to save memory"
     )
-    compile: bool = Field(default=False, description="torch.compile of the blocks")
+    compile: bool = Field(default=False, description="compile the blocks with torch.compile")
 
 
 class DeepSpeedConfig(EngineConfig):
-    """DeepSpeed ZeRO. Its JSON is derived from the plan; `extra` is merged into it."""
+    """DeepSpeed ZeRO. Its configuration is derived from the run; `extra` is merged into it."""
 
     kind: Literal["deepspeed"] = "deepspeed"
     zero_stage: Literal[0, 1, 2, 3] = Field(
         default=1,
-        description="cut over the ranks: nothing, masters and moments, gradients too, weights too",
+        description="ZeRO stage. Sharded over the ranks: 0 nothing, 1 optimizer state, 2 also "
+        "gradients, 3 also weights",
     )
     offload_optimizer: bool = Field(
-        default=False, description="masters and moments in the CPU's memory (stages 1–3)"
+        default=False, description="keep the optimizer state in CPU memory (ZeRO stages 1 to 3)"
     )
-    extra: dict[str, Any] = Field(default_factory=dict, description="further DeepSpeed JSON keys")
+    extra: dict[str, Any] = Field(
+        default_factory=dict, description="additional keys of the DeepSpeed configuration"
+    )
 
     @model_validator(mode="after")
     def _can_offload(self) -> "DeepSpeedConfig":
@@ -213,11 +240,13 @@ class DeepSpeedConfig(EngineConfig):
 
 
 class Fsdp2Config(EngineConfig):
-    """PyTorch's fully_shard: weights, gradients and moments all cut over the ranks."""
+    """PyTorch FSDP2 (fully_shard): weights, gradients and optimizer state are sharded."""
 
     kind: Literal["fsdp2"] = "fsdp2"
-    replicas: PositiveInt = Field(
-        default=1, description="copies of the model, each cut over 1/replicas of the ranks (HSDP)"
+    dp_replicate: PositiveInt = Field(
+        default=1,
+        description="number of model replicas (HSDP); each is sharded over 1/dp_replicate of the "
+        "data-parallel ranks",
     )
 
 
@@ -233,39 +262,50 @@ EngineChoice = Annotated[
 
 
 class ParallelConfig(Strict):
-    """How the world is cut. tp is the innermost axis; the rest is data-parallel."""
+    """Distribution over the ranks. tp is the innermost dimension; the rest is data-parallel."""
 
-    tp: PositiveInt = Field(default=1, description="ranks that share each matrix of the model")
-    lost_after_s: PositiveInt = Field(
-        default=60, description="a rank silent for so long is lost, and the others end"
+    tp: PositiveInt = Field(
+        default=1, description="tensor-parallel degree: ranks that share each weight matrix"
     )
-    timeout_s: PositiveInt = Field(
-        default=1800, description="a collective that takes longer fails: some rank hangs"
+    heartbeat_timeout_s: PositiveInt = Field(
+        default=60,
+        description="seconds without a heartbeat after which a rank is lost and the run ends",
+    )
+    collective_timeout_s: PositiveInt = Field(
+        default=1800, description="timeout of collective operations, in seconds"
     )
 
 
 class CheckpointConfig(Strict):
-    """When to save and what to keep. The last step is always saved."""
+    """Interval and retention of checkpoints. The last step is always saved."""
 
     every: int = Field(
-        default=0, ge=0, description="steps; 0 saves at the end and on a signal only"
+        default=0,
+        ge=0,
+        description="interval between checkpoints, in steps (0: only at the end and on a signal)",
     )
-    keep_last: PositiveInt = Field(default=2, description="newest that stay")
+    keep_last: PositiveInt = Field(
+        default=2, description="number of most recent checkpoints to keep"
+    )
     keep_every: int = Field(
-        default=0, ge=0, description="checkpoints of every so-many-th step are never removed"
+        default=0, ge=0, description="keep the checkpoints of every n-th step permanently (0: none)"
     )
-    background: bool = Field(
-        default=True, description="write while training goes on, from a copy in the CPU's memory"
+    async_save: bool = Field(
+        default=True, description="write checkpoints in the background, from a copy in CPU memory"
     )
 
 
 class RunConfig(Strict):
-    """One training run: `leviathan train RUN.yaml`."""
+    """A training run: `leviathan train RUN.yaml`."""
 
-    run_dir: UserPath = Field(description="folder of its checkpoints and metrics.jsonl")
-    seed: int = Field(default=1234, ge=0, description="of weights and order of the data")
+    run_dir: UserPath = Field(description="run directory, with checkpoints and metrics.jsonl")
+    seed: int = Field(
+        default=1234, ge=0, description="seed of the initial weights and of the data order"
+    )
     init_from: UserPath | None = Field(
-        default=None, description="checkpoint or run whose weights step 0 begins with"
+        default=None,
+        description="checkpoint or run directory whose weights initialize the model; null: random "
+        "weights",
     )
     data: DataConfig
     model: ModelConfig

@@ -14,7 +14,7 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
-def from_earlier(*names: str, compute: Any, default: str, description: str) -> Any:
+def computed_default(*names: str, compute: Any, default: str, description: str) -> Any:
     """A default computed from fields declared earlier in the same model; `default` says how."""
     return Field(
         default_factory=lambda earlier: compute(*(earlier[name] for name in names)),

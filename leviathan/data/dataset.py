@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from leviathan.config.schema import DataConfig, MdsTokensFormat
-from leviathan.data.foreign import ForeignRows, describe, split_folders
+from leviathan.data.foreign_mds import ForeignShardReader, describe_foreign, split_dirs
 from leviathan.data.format import DatasetInfo
-from leviathan.data.mds import Rows, open_split
+from leviathan.data.mds import ShardReader, open_split
 from leviathan.data.remote import ShardCache
 from leviathan.data.tokenizer import META_FILE, RANKS_FILE, Tokenizer, load_tokenizer
 
@@ -24,19 +24,19 @@ class Dataset:
     format: MdsTokensFormat | None = None
     cache: ShardCache | None = None  # of one that lies elsewhere
 
-    def rows(self, split: str) -> Rows:
+    def rows(self, split: str) -> ShardReader:
         """The rows of a split.
 
         Raises:
-            DataError: there is no such split, or it is damaged.
+            DataError: the split does not exist, or it is damaged.
         """
         if self.cache is not None:
             return self.cache.rows(self.info, split)
         if self.format is None:
             return open_split(self.path, self.info, split)
         self.info.split(split)
-        return ForeignRows(
-            split_folders(self.path)[split],
+        return ForeignShardReader(
+            split_dirs(self.path)[split],
             self.format,
             self.info.seq_len,
             self.info.vocab_size,
@@ -59,12 +59,12 @@ def open_dataset(data: DataConfig | Path, seq_len: int | None = None) -> Dataset
     if data.remote is not None:
         cache = ShardCache(data.remote, data.path, data.cache_limit)
         info = cache.open()
-        cache.check_room(data.shuffle_window)
+        cache.check_limit(data.shuffle_window)
         return Dataset(data.path, info, cache=cache)
     if data.format is None:
         return Dataset(data.path, DatasetInfo.load(data.path))
     assert seq_len is not None
-    return Dataset(data.path, describe(data.path, data.format, seq_len), data.format)
+    return Dataset(data.path, describe_foreign(data.path, data.format, seq_len), data.format)
 
 
 def open_tokenizer(data: DataConfig, copy: Path | None = None) -> Tokenizer:

@@ -2,7 +2,7 @@
 
 gigatoken is several times faster because it remembers the words it has seen. It is used where its
 ids were found to be tiktoken's: a vocabulary cut by a pattern that it knows, tried on texts that
-are hard to cut; and `leviathan.data.prepare.tokenize` goes on comparing while it works.
+are hard to cut; and `leviathan.data.prepare.tokenize` continues comparing while it works.
 """
 
 import re
@@ -14,8 +14,8 @@ import numpy as np
 import psutil
 
 from leviathan.console import say
+from leviathan.data.comparison_texts import FIXED_TEXTS
 from leviathan.data.encodings import CL100K_PATTERN, O200K_PATTERN, R50K_PATTERN
-from leviathan.data.fixed_texts import FIXED_TEXTS
 from leviathan.data.tokenizer import Tokenizer, UnencodableText
 from leviathan.errors import DataError
 
@@ -43,7 +43,7 @@ class Encoder(Protocol):
 
         Args:
             text: what to encode.
-            content: its UTF-8, if it is at hand.
+            content: its UTF-8, if it is available.
 
         Raises:
             UnencodableText: where tiktoken cannot encode the text.

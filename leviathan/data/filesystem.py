@@ -12,7 +12,7 @@ _EXTRAS = {
 }
 
 
-def file_system(url: str) -> tuple[Any, str]:
+def open_filesystem(url: str) -> tuple[Any, str]:
     """The filesystem of a URL or a local path, and the path in it.
 
     Raises:
@@ -23,7 +23,7 @@ def file_system(url: str) -> tuple[Any, str]:
     if are_hidden(url):
         raise DataError(
             "url.hidden_credentials",
-            f"{url}: {HIDDEN} stands for what was not stored with this configuration: give the URL "
+            f"{url}: {HIDDEN} is what was not stored with this configuration: give the URL "
             "again, with its password or token",
         )
     options: dict[str, Any] = {}

@@ -68,7 +68,7 @@ class SplitInfo(_Record):
         tokens: targets, that is every id but the stream's first.
         padded: padding ids in the last row.
         bytes_of_text: UTF-8 bytes of the documents.
-        subsets: what of it is of which subset, those it has nothing of left out.
+        subsets: what of it is of which subset, those it has nothing of omitted.
     """
 
     rows: Count
@@ -83,7 +83,7 @@ class SplitInfo(_Record):
 class SourceInfo(_Record):
     """One source as it was read; `split` is train, val, or hash where content decided.
 
-    `excluded` documents were left out by their subset; a source with a backend mismatch was encoded
+    `excluded` documents were omitted by their subset; a source with a backend mismatch was encoded
     by tiktoken, because the ids that a faster encoder gave one of its documents were not the same.
     """
 
@@ -102,7 +102,7 @@ class DatasetInfo(_Record):
     """`dataset.json`: what a dataset holds and what it was made of.
 
     `fingerprint` covers the ids and their order, not where or how they were made; it seeds the
-    order of training. `config` leaves out what changes no byte: `out`, `workers`, `executor`.
+    order of training. `config` omits what changes no byte: `out`, `workers`, `executor`.
     With `mixing`, the documents and ids of the splits count copies, those of `sources` do not.
     """
 
@@ -253,7 +253,7 @@ def _why_missing(directory: Path) -> str:
     if directory.exists() and not directory.is_dir():
         return f"{directory} is not a folder: give the folder that `leviathan prep` made"
     if not directory.is_dir():
-        return f"no dataset at {directory}: there is no such folder (run `leviathan prep` first)"
+        return f"no dataset at {directory}: the folder does not exist (run `leviathan prep` first)"
     if slices := sorted((directory / WORK_FOLDER).glob(SLICE_MARK.format(rank="*", world="*"))):
         done = ", ".join(mark.name.replace("-", " ") for mark in slices[:5])
         done += f" and {len(slices) - 5} more" if slices[5:] else ""

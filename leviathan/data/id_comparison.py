@@ -8,7 +8,7 @@ therefore compared as well.
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-from leviathan.data.fixed_texts import FIXED_TEXTS
+from leviathan.data.comparison_texts import FIXED_TEXTS
 from leviathan.data.prepare.stdlib_corpus import sample_texts
 from leviathan.data.tokenizer import Tokenizer
 from leviathan.errors import DataError

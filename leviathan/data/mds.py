@@ -1,10 +1,9 @@
 """Reads MDS shards: single rows at random, or a whole shard at once.
 
 Tests compare every row with what streaming's own reader gives. Reading is ours, because importing
-streaming takes 12 s of CPU time in every rank, and its reader opens the shard anew for each row.
+streaming takes 12 s of CPU time in every rank, and its reader opens the shard again for each row.
 """
 
-import fcntl
 import hashlib
 import os
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from pydantic import BaseModel, Field
 from leviathan.data.format import DatasetInfo
 from leviathan.data.shard_index import InsideFolder, read_index_json
 from leviathan.errors import DataError
+from leviathan.locks import wait_for_lock
 
 OPEN_SHARDS = 64  # files kept open; a shuffle window touches few shards at a time
 
@@ -56,7 +56,7 @@ def columns(seq_len: int, dtype: str) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Row:
+class Sample:
     """One row of a split; see `leviathan.data.format` for the columns.
 
     Attributes:
@@ -73,12 +73,12 @@ class Row:
 class OpenShard(Protocol):
     """A shard whose rows can be read."""
 
-    def row(self, index: int) -> Row:
+    def row(self, index: int) -> Sample:
         """Row `index` of the shard."""
         ...
 
 
-class Rows:
+class ShardReader:
     """The rows of one split (`DATA/train`), by number.
 
     Raises:
@@ -99,7 +99,7 @@ class Rows:
     def __len__(self) -> int:
         return int(self._ends[-1])
 
-    def __getitem__(self, number: int) -> Row:
+    def __getitem__(self, number: int) -> Sample:
         if not 0 <= number < len(self):
             raise IndexError(f"row {number} of {len(self)}")
         shard = int(np.searchsorted(self._ends, number, side="right"))
@@ -116,7 +116,7 @@ class Rows:
         """The shards in which these rows lie, in rising order."""
         return np.unique(np.searchsorted(self._ends, numbers, side="right")).tolist()
 
-    def ahead(self, numbers: Sequence[int] | np.ndarray) -> None:
+    def prefetch(self, numbers: Sequence[int] | np.ndarray) -> None:
         """Tells that these rows will be wanted soon."""
 
     def _file_name(self, shard: int) -> str:
@@ -156,19 +156,19 @@ def read_index(split_dir: Path, complete: bool = True) -> list[ShardEntry]:
     return shards
 
 
-def open_split(data: Path, info: DatasetInfo, name: str) -> Rows:
+def open_split(data: Path, info: DatasetInfo, name: str) -> ShardReader:
     """The rows of a dataset's split, once its index and dataset.json are known to agree.
 
     Raises:
         DataError: no such split, they disagree, or as `Rows`.
     """
     info.split(name)
-    rows = Rows(data / name)
+    rows = ShardReader(data / name)
     check_split(rows, info, name)
     return rows
 
 
-def check_split(rows: Rows, info: DatasetInfo, name: str) -> None:
+def check_split(rows: ShardReader, info: DatasetInfo, name: str) -> None:
     """Holds a split's index against dataset.json.
 
     Raises:
@@ -214,7 +214,7 @@ class ShardFile:
 
     def hold(self) -> None:
         """Keeps a cache from removing the file while it is open here."""
-        fcntl.flock(self._file, fcntl.LOCK_SH)
+        wait_for_lock(self._file, shared=True)
 
     def _read(self, begin: int, end: int) -> bytes:
         # Unlike seek and read, safe from several threads at once.
@@ -236,7 +236,7 @@ class _Shard(ShardFile):
         self._dtype, self._width = np.dtype(tokens[1]), int(tokens[2])
         super().__init__(path, entry.samples)
 
-    def row(self, index: int) -> Row:
+    def row(self, index: int) -> Sample:
         # [subsets' size: 4] [first_document: 8] [n_valid: 8] [subsets] [tokens]
         data = self.bytes_of(index)
         subsets_end = 20 + int.from_bytes(data[:4], "little")
@@ -247,7 +247,7 @@ class _Shard(ShardFile):
         length_bytes = 1 << (data[20] & 3)
         subsets = np.frombuffer(data[21 + length_bytes : subsets_end], np.uint16)
         tokens = np.frombuffer(data, self._dtype, self._width, subsets_end)
-        return Row(tokens.astype(np.int64), first_document, subsets.astype(np.int64), n_valid)
+        return Sample(tokens.astype(np.int64), first_document, subsets.astype(np.int64), n_valid)
 
 
 def open_shard(path: Path, entry: ShardEntry) -> _Shard:

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from leviathan.data.files import write_atomic
 from leviathan.data.mds import columns
+from leviathan.files import write_atomic
 
-SHARD_BYTES = 1 << 26  # what the index says; `rows_per_shard` comes close to it
+SHARD_BYTES = 1 << 26  # what the index says; `samples_per_shard` comes close to it
 _BLOCK_ROWS = 512  # encoded at once: 1 MB, memory that is used again and again
 _TYPICAL_DOCUMENTS = 4  # in a row; more of them only make a shard a little larger
 
@@ -28,7 +28,7 @@ _FIXED = np.dtype([("size", "<u4"), ("first_document", "<i8"), ("n_valid", "<i8"
 
 
 @dataclass(frozen=True)
-class ShardRows:
+class ShardSamples:
     """The rows of one shard.
 
     Attributes:
@@ -52,7 +52,7 @@ class ShardRows:
         return (len(self.ids) - 1) // len(self.n_valid)
 
 
-def rows_per_shard(seq_len: int, dtype: str) -> int:
+def samples_per_shard(seq_len: int, dtype: str) -> int:
     """How many rows make a shard of about 64 MiB: a number that no text changes."""
     row = 4 + _FIXED.itemsize + 2 + 2 * _TYPICAL_DOCUMENTS
     row += (seq_len + 1) * np.dtype(dtype).itemsize
@@ -64,7 +64,7 @@ def shard_name(number: int) -> str:
     return f"shard.{number:05}.mds"
 
 
-def write_shard(path: Path, rows: ShardRows) -> dict[str, Any]:
+def write_shard(path: Path, rows: ShardSamples) -> dict[str, Any]:
     """Writes one shard, flushes it to the disk and renames it into place.
 
     Returns:
@@ -120,7 +120,7 @@ def _settings(seq_len: int, dtype: str) -> dict[str, Any]:
     }
 
 
-def _head(rows: ShardRows, settings: bytes) -> bytes:
+def _head(rows: ShardSamples, settings: bytes) -> bytes:
     """uint32 rows, uint32 offsets [rows + 1], the settings as JSON."""
     tokens = (rows.seq_len + 1) * rows.ids.itemsize
     sizes = _FIXED.itemsize + _array_sizes(rows.documents) + tokens
@@ -129,7 +129,7 @@ def _head(rows: ShardRows, settings: bytes) -> bytes:
     return np.uint32(len(sizes)).tobytes() + offsets.astype("<u4").tobytes() + settings
 
 
-def _blocks(rows: ShardRows) -> Any:
+def _blocks(rows: ShardSamples) -> Any:
     """The bytes of the rows, some thousands of rows at a time."""
     width, step = rows.ids.itemsize, rows.seq_len * rows.ids.itemsize
     tokens = np.ascontiguousarray(rows.ids).data.cast("B")

@@ -6,7 +6,6 @@ left to clean up. streaming's own client would keep this in shared memory, which
 run.
 """
 
-import fcntl
 import hashlib
 import os
 import time
@@ -21,12 +20,21 @@ from typing_extensions import override
 
 from leviathan.console import say
 from leviathan.credentials import without_credentials
-from leviathan.data.files import write_atomic
-from leviathan.data.filesystem import file_system, readable_error
+from leviathan.data.filesystem import open_filesystem, readable_error
 from leviathan.data.format import COUNTS_FILE, DATASET_FILE, DatasetInfo
-from leviathan.data.mds import OPEN_SHARDS, Rows, ShardEntry, check_split, open_shard, read_index
+from leviathan.data.mds import (
+    OPEN_SHARDS,
+    ShardEntry,
+    ShardReader,
+    check_split,
+    open_shard,
+    read_index,
+)
 from leviathan.data.tokenizer import META_FILE, RANKS_FILE
 from leviathan.errors import DataError
+from leviathan.files import write_atomic
+from leviathan.formatting import format_bytes
+from leviathan.locks import is_file_at, try_lock, wait_for_lock
 
 _MARK = ".cache-of"  # holds the URL: what lies beside it may be removed
 _BLOCK = 1 << 22
@@ -45,7 +53,7 @@ class ShardCache:
 
     def __init__(self, url: str, folder: Path, limit: int | None) -> None:
         self._url, self.folder, self._limit = url.rstrip("/"), folder, limit
-        self._fs, self._root = file_system(self._url)
+        self._fs, self._root = open_filesystem(self._url)
 
     def open(self) -> DatasetInfo:
         """Fetches everything but the shards, and says what the dataset is.
@@ -67,7 +75,7 @@ class ShardCache:
                 raise DataError(
                     "dataset.not_found", f"{self._url}/{DATASET_FILE}: {error}: no dataset there"
                 ) from None
-            say(f"{self._url} cannot be reached ({error}): going on with {self.folder}", "yellow")
+            say(f"warning: {self._url} cannot be reached ({error}): using {self.folder}", "yellow")
             return DatasetInfo.load(self.folder)
         if here.is_file() and here.read_bytes() != content:
             raise DataError(
@@ -85,17 +93,17 @@ class ShardCache:
         write_atomic(here, content)
         return DatasetInfo.load(self.folder)
 
-    def rows(self, info: DatasetInfo, split: str) -> "RemoteRows":
+    def rows(self, info: DatasetInfo, split: str) -> "RemoteShardReader":
         """The rows of a split.
 
         Raises:
-            DataError: there is no such split, or it is damaged.
+            DataError: the split does not exist, or it is damaged.
         """
-        rows = RemoteRows(self, split)
+        rows = RemoteShardReader(self, split)
         check_split(rows, info, split)
         return rows
 
-    def check_room(self, window: int) -> None:
+    def check_limit(self, window: int) -> None:
         """Refuses a limit under which shards would be fetched again and again.
 
         Args:
@@ -113,8 +121,8 @@ class ShardCache:
         if self._limit < least:
             raise DataError(
                 "cache.limit_too_small",
-                f"data.cache_limit is {self._limit / 1e6:,.1f} MB, but {spanned} shards lie within "
-                f"reach of a shuffle window of {window:,} rows: raise it to {least / 1e6:,.1f} MB, "
+                f"data.cache_limit is {format_bytes(self._limit)}, but {spanned} shards lie within "
+                f"reach of a shuffle window of {window:,} rows: raise it to {format_bytes(least)}, "
                 "or lower data.shuffle_window",
             )
 
@@ -137,7 +145,7 @@ class ShardCache:
                 os.utime(path)  # the one removed last
                 return path
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(path.with_name(f".{path.name}.part")) as (part, file):
+        with _locked_part(path.with_name(f".{path.name}.part")) as (part, file):
             if not path.is_file() or path.stat().st_size != size:
                 self._download(f"{split}/{name}", entry, file)
                 part.replace(path)
@@ -184,12 +192,12 @@ class ShardCache:
         except Exception as error:
             raise readable_error(error) from None
 
-    def make_room(self) -> None:
-        """Removes what was not used for longest and nobody has open, until the limit is kept."""
+    def evict(self) -> None:
+        """Removes what was not used for longest and no one has open, until the limit is kept."""
         if self._limit is None:
             return
         with (self.folder / _MARK).open("rb") as mark:
-            fcntl.flock(mark, fcntl.LOCK_EX)
+            wait_for_lock(mark)
             found = [
                 (p.stat(), p) for s in ("train", "val") for p in (self.folder / s).rglob("*.mds")
             ]
@@ -201,7 +209,7 @@ class ShardCache:
                     total -= stat.st_size
 
 
-class RemoteRows(Rows):
+class RemoteShardReader(ShardReader):
     """The rows of one split, of which some shards lie here."""
 
     def __init__(self, cache: ShardCache, split: str) -> None:
@@ -221,11 +229,11 @@ class RemoteRows(Rows):
             with suppress(FileNotFoundError):  # removed meanwhile: fetch it again
                 shard = open_shard(path, entry)
                 shard.hold()
-                self._cache.make_room()
+                self._cache.evict()
                 return shard
 
     @override
-    def ahead(self, numbers: Sequence[int] | np.ndarray) -> None:
+    def prefetch(self, numbers: Sequence[int] | np.ndarray) -> None:
         """Fetches the shards of these rows in the background; what fails is told when needed."""
         if self._fetching is None or self._fetching.done():
             self._fetching = self._fetcher.submit(self._fetch, self.shards_of(numbers))
@@ -233,44 +241,29 @@ class RemoteRows(Rows):
     def _fetch(self, shards: Sequence[int]) -> None:
         for shard in shards:
             self._cache.fetch(self._split, self.shards[shard])
-            self._cache.make_room()
+            self._cache.evict()
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[tuple[Path, IO[bytes]]]:
-    """A file that no other process writes to; who comes second waits."""
+def _locked_part(path: Path) -> Iterator[tuple[Path, IO[bytes]]]:
+    """Opens a file for writing by one process at a time; others wait."""
     while True:
         with path.open("ab") as file:
-            # Not blocking: once renamed, it is a shard that others may hold for long.
-            while _is_at(path, file):
-                if _locked(file):
-                    if _is_at(path, file):
+            # Polling: once renamed, the file is a shard that others may keep locked for long.
+            while is_file_at(path, file):
+                if try_lock(file):
+                    if is_file_at(path, file):
                         yield path, file
                         return
                     break
                 time.sleep(0.02)
 
 
-def _is_at(path: Path, file: IO[bytes]) -> bool:
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
-
-
-def _locked(file: IO[bytes]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def _removed(path: Path) -> bool:
-    """Removes a file unless a process holds it; true once it is gone."""
+    """Removes a file unless a process has locked it; returns whether it is gone."""
     try:
         with path.open("rb") as file:
-            if not _locked(file):
+            if not try_lock(file):
                 return False
             path.unlink()
     except FileNotFoundError:

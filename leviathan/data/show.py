@@ -10,9 +10,10 @@ from rich.text import Text
 
 from leviathan.console import as_text
 from leviathan.data.format import DatasetInfo
-from leviathan.data.mds import Row, open_split
+from leviathan.data.mds import Sample, open_split
 from leviathan.data.tokenizer import Tokenizer, load_tokenizer
 from leviathan.errors import DataError
+from leviathan.formatting import format_bytes
 
 
 def info_table(summary: dict[str, Any]) -> str:
@@ -35,7 +36,7 @@ def info_table(summary: dict[str, Any]) -> str:
         ("tokenizer", ids),
         ("rows", f"{summary['seq_len']:,} targets each, {summary['dtype']}"),
         ("documents", f"{summary['documents']:,}"),
-        ("left out", ", ".join(left_out) or "nothing"),
+        ("omitted", ", ".join(left_out) or "nothing"),
         ("fingerprint", summary["fingerprint"]),
     ):
         facts.add_row(Text(name, style="bold"), Text(value))
@@ -56,7 +57,7 @@ def _sizes(split: dict[str, Any]) -> list[str]:
         f"{split['rows']:,}",
         f"{split['documents']:,}",
         f"{split['ids']:,}",
-        size_text(split["bytes_of_text"]),
+        format_bytes(split["bytes_of_text"]),
         f"{per_token:.2f}",
     ]
 
@@ -79,16 +80,7 @@ def _subset_table(splits: dict[str, Any]) -> Table:
     return table
 
 
-def size_text(count: float) -> str:
-    """Bytes as people read them: 1.5 GB (powers of 1,000)."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:,.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:,.1f} TB"
-
-
-def show_rows(directory: Path, split: str, first: int, count: int) -> dict[str, Any]:
+def show_samples(directory: Path, split: str, first: int, count: int) -> dict[str, Any]:
     """Rows `first … first + count - 1` of a split, decoded document by document.
 
     Returns:
@@ -115,7 +107,7 @@ def show_rows(directory: Path, split: str, first: int, count: int) -> dict[str, 
 
 
 def _describe(
-    row: Row, before: Row | None, info: DatasetInfo, tokenizer: Tokenizer
+    row: Sample, before: Sample | None, info: DatasetInfo, tokenizer: Tokenizer
 ) -> dict[str, Any]:
     ids, end = row.tokens[: row.n_valid], info.tokenizer.end_of_text
     cuts = np.flatnonzero(ids == end) + 1
@@ -148,15 +140,15 @@ def _describe(
     }
 
 
-def rows_text(result: dict[str, Any]) -> str:
-    """`show_rows` for the terminal: a line before each document, padding marked."""
+def samples_text(result: dict[str, Any]) -> str:
+    """`show_samples` for the terminal: a line before each document, padding marked."""
     parts: list[Any] = []
     for row in result["rows"]:
         title = f"{result['split']} row {row['row']:,}: {row['n_valid']:,} ids"
         parts.append(Rule(Text(title, style="bold"), align="left"))
         for document in row["documents"]:
-            begins = "" if document["begins"] else ", goes on from the row before"
-            ends = "" if document["ends"] else ", goes on in the next row"
+            begins = "" if document["begins"] else ", continues from the row before"
+            ends = "" if document["ends"] else ", continues in the next row"
             head = f"[document {document['document']:,} · {document['subset']} · "
             head += f"{document['ids']:,} ids{begins}{ends}]"
             parts.append(Text(head, style="cyan"))

@@ -5,7 +5,6 @@ vocabulary is stored in tiktoken's rank format, so every tool that reads that fo
 """
 
 import binascii
-import difflib
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
@@ -17,7 +16,9 @@ from typing import Any
 import numpy as np
 import tiktoken
 
+from leviathan.config.suggest import did_you_mean
 from leviathan.console import progress_bar, say
+from leviathan.data.comparison_texts import FIXED_TEXTS
 from leviathan.data.encodings import (
     END_OF_TEXT,
     O200K_PATTERN,
@@ -25,9 +26,8 @@ from leviathan.data.encodings import (
     PUBLISHED,
     published_encoding,
 )
-from leviathan.data.files import check_file, write_atomic
-from leviathan.data.fixed_texts import FIXED_TEXTS
 from leviathan.errors import DataError
+from leviathan.files import check_writable_file, write_atomic
 
 __all__ = [
     "END_OF_TEXT",
@@ -171,11 +171,11 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
     name = str(spec)
     known = tiktoken.list_encoding_names()
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"tiktoken knows {', '.join(known)}"
+        hint = did_you_mean(name, known, f"tiktoken has {', '.join(known)}")
         raise DataError(
             "tokenizer.not_found",
-            f"tokenizer {name!r} is no tiktoken name, .tiktoken file or folder with {RANKS_FILE}; "
+            f"tokenizer {name!r} is not a tiktoken encoding, a .tiktoken file or a directory with "
+            f"{RANKS_FILE}; "
             f"{hint}",
         )
     try:
@@ -329,9 +329,7 @@ def _load_ranks(path: Path) -> dict[bytes, int]:
     except (ValueError, binascii.Error):
         raise _bad_rank_line(path, content) from None
     if len(set(ranks.values())) != content.count(b"\n") + (content[-1:] not in (b"", b"\n")):
-        raise DataError(
-            "tokenizer.duplicate_id", f"{path}: the same token or rank stands there twice"
-        )
+        raise DataError("tokenizer.duplicate_id", f"{path}: the same token or rank is there twice")
     missing = sum(bytes([byte]) not in ranks for byte in range(256))
     if missing:
         raise DataError(
@@ -386,8 +384,8 @@ def train_bpe(files: Sequence[str | Path], vocab_size: int, out: Path) -> dict[s
             "tokenizer.vocab_too_small",
             f"vocab_size must be above the 256 single bytes, found {vocab_size}",
         )
-    check_file(out)
-    check_file(meta_file_of(out))
+    check_writable_file(out)
+    check_writable_file(meta_file_of(out))
     tally = {"documents": 0, "bytes_of_text": 0}
     bpe = HfTokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(  # pyright: ignore[reportAttributeAccessIssue]
@@ -442,7 +440,7 @@ def _texts(files: Sequence[str], tally: dict[str, int]) -> Iterator[str]:
     from leviathan.data.prepare.reader import Document, read
     from leviathan.data.prepare.sources import find_inputs
 
-    inputs, bad_lines = find_inputs(files), 0
+    inputs, rejected_records = find_inputs(files), 0
     with progress_bar(
         "tokenizer: reading", total=sum(source.size() or 0 for source in inputs) or None
     ) as bar:
@@ -450,15 +448,15 @@ def _texts(files: Sequence[str], tally: dict[str, int]) -> Iterator[str]:
             for item in read(source, on_bytes=bar.advance):
                 if not isinstance(item, Document):
                     # Statistics need no policy; preparing the same files will have one.
-                    bad_lines += 1
-                    if bad_lines <= _BAD_LINES_NAMED:
-                        say(f"warning: left out {item.message(source)}", style="yellow")
+                    rejected_records += 1
+                    if rejected_records <= _BAD_LINES_NAMED:
+                        say(f"warning: omitted {item.message(source)}", style="yellow")
                     continue
                 tally["documents"] += 1
                 tally["bytes_of_text"] += len(item.text.encode())
                 yield item.text
-    if bad_lines > _BAD_LINES_NAMED:
-        say(f"warning: left out {bad_lines:,} bad lines in all", style="yellow")
+    if rejected_records > _BAD_LINES_NAMED:
+        say(f"warning: omitted {rejected_records:,} bad lines in all", style="yellow")
     if not tally["bytes_of_text"]:
         raise DataError(
             "tokenizer.too_little_text", f"no documents with text in {', '.join(files)}"

@@ -10,12 +10,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from leviathan.checkpoint.handle import SaveHandle
-from leviathan.data.stream import Batch
+from leviathan.checkpoint.save_future import SaveFuture
+from leviathan.data.loader import Batch
 from leviathan.model.transformer import TokenScores
 from leviathan.optim import GuardedAdamW
 from leviathan.parallel.mesh import Mesh
-from leviathan.parallel.tensor import Layout, NamedTensors
+from leviathan.parallel.tensor_parallel import NamedTensors, TPLayout
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Engine(Protocol):
         """Per-token negative log-likelihoods of this rank's rows [B, T]; no gradient."""
         ...
 
-    def save(self, directory: Path) -> SaveHandle:
+    def save(self, directory: Path) -> SaveFuture:
         """Writes weights and moments into an existing folder; perhaps in the background.
 
         What happens to them afterwards is not in it.
@@ -75,7 +75,7 @@ def global_targets(microbatches: Sequence[Batch], mesh: Mesh) -> int:
 
 
 def step_stats(nll: Tensor, squares: Tensor, tokens: int, mesh: Mesh) -> StepStats:
-    """What a step was, before its update is made or left out. Collective.
+    """What a step was, before its update is made or omitted. Collective.
 
     The squared norms are at once the finite check: no other reduction is needed for it. All values
     are read at once, the only time in a step that the device is waited for: whether there is an
@@ -95,7 +95,7 @@ def step_stats(nll: Tensor, squares: Tensor, tokens: int, mesh: Mesh) -> StepSta
 
 
 def squared_norms(
-    gradients: NamedTensors, layout: Layout, adamw: GuardedAdamW, device: torch.device
+    gradients: NamedTensors, layout: TPLayout, adamw: GuardedAdamW, device: torch.device
 ) -> Tensor:
     """Σ g² by clip index `[n]`, in fp32 within a tensor and in fp64 over tensors.
 

@@ -10,7 +10,7 @@ from leviathan.model.transformer import CausalLM
 
 
 def prepare_blocks(model: CausalLM, engine: EngineConfig) -> None:
-    """Compiles the blocks and has them compute their activations anew, where that is wanted.
+    """Compiles the blocks and has them recompute their activations, where that is wanted.
 
     Only their `forward` is replaced: names stay, and what an engine hooks onto a block (gathering
     its weights) goes around both.

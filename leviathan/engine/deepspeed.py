@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from leviathan.checkpoint.handle import SaveHandle
+from leviathan.checkpoint.save_future import SaveFuture
 from leviathan.config.plan import RunPlan
 from leviathan.config.schema import DeepSpeedConfig
-from leviathan.data.stream import Batch
+from leviathan.data.loader import Batch
 from leviathan.engine import zero
 from leviathan.engine.base import ParamState, StepStats, global_targets, squared_norms, step_stats
 from leviathan.engine.blocks import prepare_blocks
@@ -24,7 +24,7 @@ from leviathan.errors import ConfigError
 from leviathan.model.transformer import CausalLM, TokenScores
 from leviathan.optim import build_optimizer
 from leviathan.parallel.mesh import Mesh
-from leviathan.parallel.tensor import apply_tp
+from leviathan.parallel.tensor_parallel import apply_tp
 
 
 def _import_deepspeed(device: torch.device) -> Any:
@@ -83,7 +83,7 @@ class DeepSpeedEngine:
         self._adamw = build_optimizer(model, plan.config.optim)
         # Some of its optimizers take a step on zero gradients while they start: that would decay
         # the weights and put AdamW's bias correction one step ahead.
-        self._adamw.veto = True
+        self._adamw.skip_step = True
         # bf16 at stage 1 prints its memory while it starts.
         with redirect_stdout(io.StringIO()), _refused_keys(engine.extra):
             self._ds, self._wrapped, _, _ = deepspeed.initialize(
@@ -92,10 +92,10 @@ class DeepSpeedEngine:
                 config=config,
                 mpu=zero.DataParallel(mesh.dp_group, mesh.dp_rank, mesh.dp),
             )
-        self._adamw.veto = False
+        self._adamw.skip_step = False
         stage, rank = engine.zero_stage, mesh.dp_rank
         self._shards = zero.shards_of(self._ds.module, self._wrapped, stage, rank, mesh.dp)
-        background = plan.config.checkpoint.background
+        background = plan.config.checkpoint.async_save
         self._state = ShardedState(
             self._shards, shapes, self._layout, self._adamw, mesh, background
         )
@@ -125,10 +125,10 @@ class DeepSpeedEngine:
             nll += loss_sum.detach()
             self._ds.backward(loss_sum * scale, scale_wrt_gas=False)
         stats = step_stats(nll, self._gradient_squares(), tokens, mesh)
-        self._adamw.veto = stats.skipped
+        self._adamw.skip_step = stats.skipped
         self._adamw.clip(stats.clip_norms)
         self._ds.step()
-        self._adamw.veto = False
+        self._adamw.skip_step = False
         self.optimizer_steps += not stats.skipped
         return stats
 
@@ -139,7 +139,7 @@ class DeepSpeedEngine:
         finite check of all.
         """
         gradients, replicated = zero.reduced_gradients(self._ds.module, self._wrapped, self._shards)
-        self._layout.settle(gradients)
+        self._layout.sync_replicated_grads(gradients)
         squares = squared_norms(gradients, self._layout, self._adamw, self._mesh.device)
         return squares / self._mesh.dp if replicated else squares
 
@@ -154,14 +154,14 @@ class DeepSpeedEngine:
 
     # ------------------------------------------------------------ state
 
-    def save(self, directory: Path) -> SaveHandle:
+    def save(self, directory: Path) -> SaveFuture:
         """See `ShardedState.save`."""
         return self._state.save(directory)
 
     def load(self, directory: Path) -> None:
         """See `ShardedState.load`."""
         self.optimizer_steps = self._state.load(directory)
-        zero.masters_to_model(self._wrapped)
+        zero.copy_masters_to_model(self._wrapped)
 
     def iter_full_state(self) -> Iterator[ParamState]:
         """See `ShardedState.iter_full_state`."""

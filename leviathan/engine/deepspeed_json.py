@@ -6,7 +6,7 @@ from typing import Any
 from leviathan.config.plan import RunPlan
 from leviathan.config.schema import DeepSpeedConfig
 from leviathan.errors import ConfigError
-from leviathan.model.footprint import reduce_bucket
+from leviathan.model.parallel_layout import reduce_bucket
 
 # Keys that would take over what the rest of the program decides: → where to say it instead.
 RESERVED = {

@@ -10,18 +10,18 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from leviathan.checkpoint.handle import SaveHandle
+from leviathan.checkpoint.save_future import SaveFuture
 from leviathan.config.plan import RunPlan
 from leviathan.config.schema import Fsdp2Config
-from leviathan.data.stream import Batch
+from leviathan.data.loader import Batch
 from leviathan.engine.base import ParamState, StepStats, global_targets, squared_norms, step_stats
 from leviathan.engine.blocks import prepare_blocks
-from leviathan.engine.shards import Shard, ShardedState
+from leviathan.engine.shards import OptimizerShard, ShardedState
 from leviathan.errors import ConfigError
 from leviathan.model.transformer import CausalLM, TokenScores
 from leviathan.optim import build_optimizer
 from leviathan.parallel.mesh import Mesh
-from leviathan.parallel.tensor import NamedTensors, apply_tp
+from leviathan.parallel.tensor_parallel import NamedTensors, apply_tp
 
 
 class Fsdp2Engine:
@@ -34,13 +34,13 @@ class Fsdp2Engine:
     def __init__(self, model_factory: Callable[[], CausalLM], plan: RunPlan, mesh: Mesh) -> None:
         engine = plan.config.engine
         assert isinstance(engine, Fsdp2Config)
-        if mesh.dp % engine.replicas:
+        if mesh.dp % engine.dp_replicate:
             raise ConfigError(
                 "parallel.indivisible",
-                f"engine.replicas={engine.replicas} does not divide the {mesh.dp} data-parallel "
-                "ranks that were started: each replica is cut over equally many",
+                f"engine.dp_replicate={engine.dp_replicate} does not divide the {mesh.dp} "
+                "data-parallel ranks. Set a divisor, or start another number of ranks.",
             )
-        self._mesh, self._replicas = mesh, engine.replicas
+        self._mesh, self._replicas = mesh, engine.dp_replicate
         self.optimizer_steps = 0
         model = model_factory()
         shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
@@ -50,7 +50,7 @@ class Fsdp2Engine:
         policy = MixedPrecisionPolicy()
         if engine.precision == "bf16":
             policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
-        _shard(model, _device_mesh(mesh, engine.replicas), policy)
+        _shard(model, _device_mesh(mesh, engine.dp_replicate), policy)
         self._model = model
         self._sharded = cast(FSDPModule, model)
         self._adamw = build_optimizer(model, plan.config.optim)
@@ -62,16 +62,18 @@ class Fsdp2Engine:
         for group in self._adamw.param_groups:
             group["params"] = [ours[id(p)] for p in group["params"] if id(p) in ours]
         shards = [self._shard_of(name, parts[name]) for name in self._masters]
-        background = plan.config.checkpoint.background
+        background = plan.config.checkpoint.async_save
         self._state = ShardedState(shards, shapes, self._layout, self._adamw, mesh, background)
 
-    def _shard_of(self, name: str, shape: tuple[int, ...]) -> Shard:
+    def _shard_of(self, name: str, shape: tuple[int, ...]) -> OptimizerShard:
         """FSDP2 cuts the first dimension into equal parts, of which the last may be smaller."""
         ranks = self._mesh.dp // self._replicas
         replica, rank = divmod(self._mesh.dp_rank, ranks)
         master = self._masters[name]
         start = rank * -(-shape[0] // ranks) * (master.numel() // len(master))
-        return Shard(name, shape, start, master.numel(), master, 0, replica, self._replicas)
+        return OptimizerShard(
+            name, shape, start, master.numel(), master, 0, replica, self._replicas
+        )
 
     # ------------------------------------------------------------ training
 
@@ -96,7 +98,7 @@ class Fsdp2Engine:
             nll += loss_sum.detach()
             (loss_sum * scale).backward()
         gradients = self._take_gradients()
-        self._layout.settle(gradients)
+        self._layout.sync_replicated_grads(gradients)
         squares = squared_norms(gradients, self._layout, self._adamw, mesh.device)
         stats = step_stats(nll, squares / self._replicas, tokens, mesh)
         if not stats.skipped:
@@ -132,7 +134,7 @@ class Fsdp2Engine:
 
     # ------------------------------------------------------------ state
 
-    def save(self, directory: Path) -> SaveHandle:
+    def save(self, directory: Path) -> SaveFuture:
         """See `ShardedState.save`."""
         return self._state.save(directory)
 

@@ -14,20 +14,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from leviathan.checkpoint.boxes import Box, Slice, check_tensors, load_slices, save_slices
-from leviathan.checkpoint.handle import SaveHandle
+from leviathan.checkpoint.dcp import Chunk, FlatShard, check_tensors, load_shards, save_shards
 from leviathan.checkpoint.layout import read_state
 from leviathan.checkpoint.load import MOMENTS, PREFIXES
+from leviathan.checkpoint.save_future import SaveFuture
 from leviathan.engine.base import ParamState
-from leviathan.model.shards import Peers
-from leviathan.model.shards import Shard as Cut
+from leviathan.model.tp_layout import Shard as Cut
+from leviathan.model.tp_layout import TPGroup
 from leviathan.optim import GuardedAdamW
 from leviathan.parallel.mesh import Mesh
-from leviathan.parallel.tensor import Layout
+from leviathan.parallel.tensor_parallel import TPLayout
 
 
 @dataclass(frozen=True)
-class Shard:
+class OptimizerShard:
     """The part of one parameter that this rank's AdamW updates."""
 
     name: str
@@ -38,9 +38,9 @@ class Shard:
     offset: int  # of the flattened master
     copy: int = 0  # which of `copies` equal ones, each held by other ranks, this is
     copies: int = 1
-    within: Box | None = None  # the part of the whole parameter that `shape` is; None: all of it
+    chunk: Chunk | None = None  # the part of the whole parameter that `shape` is; None: all of it
 
-    def among(self, peers: Peers, cut: Cut | None) -> "Shard":
+    def with_tp_group(self, peers: TPGroup, cut: Cut | None) -> "OptimizerShard":
         """The same shard, with its place among tensor-parallel peers.
 
         Args:
@@ -52,21 +52,21 @@ class Shard:
             return replace(self, copy=copy, copies=self.copies * peers.size)
         offsets = [0] * len(self.shape)
         offsets[cut.dim] = peers.rank * self.shape[cut.dim]
-        return replace(self, within=Box(tuple(offsets), self.shape))
+        return replace(self, within=Chunk(tuple(offsets), self.shape))
 
     @property
     def weight(self) -> Tensor:
         """[count] view of the fp32 master."""
-        return self.of(self.master.detach())
+        return self.view_of(self.master.detach())
 
     def tensors(self, optimizer: GuardedAdamW) -> dict[str, Tensor]:
         """Prefix in a checkpoint → [count] view of what is held: weight and both moments."""
         state = _state_of(optimizer, self.master)
         return dict(
-            zip(PREFIXES, (self.weight, *(self.of(state[k]) for k in MOMENTS)), strict=True)
+            zip(PREFIXES, (self.weight, *(self.view_of(state[k]) for k in MOMENTS)), strict=True)
         )
 
-    def of(self, whole: Tensor) -> Tensor:
+    def view_of(self, whole: Tensor) -> Tensor:
         """[count] view of what this shard is in a tensor as large as the master."""
         return whole.view(-1).narrow(0, self.offset, self.count)
 
@@ -86,7 +86,7 @@ class ShardedState:
     """This rank's shards of the weights and moments of one model.
 
     Args:
-        shards: in the order of `shapes`; parameters of which nothing is held are left out.
+        shards: in the order of `shapes`; parameters of which nothing is held are omitted.
         shapes: canonical name → whole shape, of all parameters.
         layout: how tensor-parallel ranks share the parameters.
         optimizer: whose moments these are.
@@ -96,26 +96,26 @@ class ShardedState:
 
     def __init__(
         self,
-        shards: list[Shard],
+        shards: list[OptimizerShard],
         shapes: Mapping[str, tuple[int, ...]],
-        layout: Layout,
+        layout: TPLayout,
         optimizer: GuardedAdamW,
         mesh: Mesh,
         background: bool,
     ) -> None:
-        self._shards = [s.among(layout.peers, layout.cut(s.name)) for s in shards]
+        self._shards = [s.with_tp_group(layout.tp_group, layout.shard(s.name)) for s in shards]
         self._shapes = shapes
         self._optimizer, self._mesh = optimizer, mesh
         self._background = background
         self._copies: dict[str, Tensor] = {}  # kept: fresh pages cost more than the copying
 
-    def save(self, directory: Path) -> SaveHandle:
+    def save(self, directory: Path) -> SaveFuture:
         """Every rank writes the boxes it holds; ranks that hold copies share the writing."""
         slices = list(self._slices(divide=True))
         if self._background:
             slices = [self._copied(piece) for piece in slices]
-        group = self._mesh.apart.group
-        return SaveHandle(lambda: save_slices(slices, directory, group), self._background)
+        group = self._mesh.checkpoint_group.group
+        return SaveFuture(lambda: save_shards(slices, directory, group), self._background)
 
     def load(self, directory: Path) -> int:
         """Fills masters and moments from a checkpoint of any layout; its number of updates.
@@ -124,10 +124,10 @@ class ShardedState:
             CheckpointError: the checkpoint is of another model.
         """
         expected = {p + name: shape for name, shape in self._shapes.items() for p in PREFIXES}
-        with self._mesh.together():
+        with self._mesh.sync_errors():
             check_tensors(directory, expected)
             updates = read_state(directory, optimizer_steps=int)["optimizer_steps"]
-        load_slices(self._slices(divide=False), directory)
+        load_shards(self._slices(divide=False), directory)
         for shard in self._shards:  # AdamW's bias correction
             _state_of(self._optimizer, shard.master)["step"].fill_(float(updates))
         return updates
@@ -146,25 +146,25 @@ class ShardedState:
             shard = held.get(name)
             if shard is not None and shard.copy == 0:
                 for row, piece in zip(whole, self._slices_of(shard), strict=True):
-                    for box in piece.boxes():
-                        box.of(row).copy_(box.from_flat(piece.flat))
+                    for box in piece.chunks():
+                        box.view_of(row).copy_(box.from_flat(piece.flat))
             dist.all_reduce(whole)  # the slices do not overlap: adding zeros is exact
             yield ParamState(name, *whole.cpu())
 
-    def _slices(self, divide: bool) -> Iterator[Slice]:
+    def _slices(self, divide: bool) -> Iterator[FlatShard]:
         for shard in self._shards:
             copy, copies = (shard.copy, shard.copies) if divide else (0, 1)
             first, last = (shard.count * c // copies for c in (copy, copy + 1))
             for piece in self._slices_of(shard):
                 yield replace(piece, start=piece.start + first, flat=piece.flat[first:last])
 
-    def _slices_of(self, shard: Shard) -> Iterator[Slice]:
+    def _slices_of(self, shard: OptimizerShard) -> Iterator[FlatShard]:
         """Weight and both moments."""
         shape = self._shapes[shard.name]
         for prefix, flat in shard.tensors(self._optimizer).items():
-            yield Slice(prefix + shard.name, shape, shard.start, flat, shard.within)
+            yield FlatShard(prefix + shard.name, shape, shard.start, flat, shard.chunk)
 
-    def _copied(self, piece: Slice) -> Slice:
+    def _copied(self, piece: FlatShard) -> FlatShard:
         """The same on the CPU, in memory that training does not touch."""
         copy = self._copies.get(piece.key)
         if copy is None:

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from leviathan.engine.shards import Shard
-from leviathan.parallel.tensor import NamedTensors
+from leviathan.engine.shards import OptimizerShard
+from leviathan.parallel.tensor_parallel import NamedTensors
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,9 @@ class DataParallel:
         return 1
 
 
-def shards_of(module: nn.Module, wrapped: Any, stage: int, rank: int, ranks: int) -> list[Shard]:
+def shards_of(
+    module: nn.Module, wrapped: Any, stage: int, rank: int, ranks: int
+) -> list[OptimizerShard]:
     """This rank's shards, in the order of `named_parameters`."""
     if stage == 3:
         return list(_stage_three(module, wrapped, rank))
@@ -62,7 +64,7 @@ def shards_of(module: nn.Module, wrapped: Any, stage: int, rank: int, ranks: int
     return list(_stage_zero(module, wrapped, rank, ranks))
 
 
-def _stage_zero(module: nn.Module, wrapped: Any, rank: int, ranks: int) -> Iterator[Shard]:
+def _stage_zero(module: nn.Module, wrapped: Any, rank: int, ranks: int) -> Iterator[OptimizerShard]:
     """Plain AdamW in fp32; in bf16 DeepSpeed's wrapper keeps an fp32 copy of each parameter."""
     masters = {}
     if hasattr(wrapped, "fp32_groups"):
@@ -70,10 +72,10 @@ def _stage_zero(module: nn.Module, wrapped: Any, rank: int, ranks: int) -> Itera
             masters |= {id(p): master for p, master in zip(low, high, strict=True)}
     for name, p in module.named_parameters():
         master = masters.get(id(p), p)
-        yield Shard(name, tuple(p.shape), 0, p.numel(), master, 0, copy=rank, copies=ranks)
+        yield OptimizerShard(name, tuple(p.shape), 0, p.numel(), master, 0, copy=rank, copies=ranks)
 
 
-def _stages_one_and_two(module: nn.Module, wrapped: Any) -> Iterator[Shard]:
+def _stages_one_and_two(module: nn.Module, wrapped: Any) -> Iterator[OptimizerShard]:
     """Each group's parameters lie end to end; the ranks hold equal cuts of that."""
     for name, parameter in module.named_parameters():
         p: Any = parameter
@@ -81,10 +83,10 @@ def _stages_one_and_two(module: nn.Module, wrapped: Any) -> Iterator[Shard]:
         if mapping is not None:
             ours, master = mapping.lp_fragment_address, mapping.hp_fragment_address
             flat = wrapped.optimizer.param_groups[mapping.param_group_index]["params"][0]
-            yield Shard(name, tuple(p.shape), ours.start, ours.numel, flat, master.start)
+            yield OptimizerShard(name, tuple(p.shape), ours.start, ours.numel, flat, master.start)
 
 
-def _stage_three(module: nn.Module, wrapped: Any, rank: int) -> Iterator[Shard]:
+def _stage_three(module: nn.Module, wrapped: Any, rank: int) -> Iterator[OptimizerShard]:
     """Each parameter is cut into equal parts, the last ones padded."""
     for name, parameter in module.named_parameters():
         p: Any = parameter
@@ -92,11 +94,11 @@ def _stage_three(module: nn.Module, wrapped: Any, rank: int) -> Iterator[Shard]:
         start = min(rank * padded, p.ds_numel)
         count = min(padded, p.ds_numel - start)
         flat = wrapped.fp32_partitioned_groups_flat[group]
-        yield Shard(name, tuple(p.ds_shape), start, count, flat, offset)
+        yield OptimizerShard(name, tuple(p.ds_shape), start, count, flat, offset)
 
 
 def reduced_gradients(
-    module: nn.Module, wrapped: Any, shards: Sequence[Shard]
+    module: nn.Module, wrapped: Any, shards: Sequence[OptimizerShard]
 ) -> tuple[NamedTensors, bool]:
     """After the last backward pass of a step: its gradients, and whether all ranks hold the same.
 
@@ -104,7 +106,9 @@ def reduced_gradients(
     """
     if getattr(wrapped, "cpu_offload", False) or getattr(wrapped, "offload_optimizer", False):
         # The masters on the CPU have got them already.
-        return [(s.name, s.of(s.master.grad)) for s in shards if s.master.grad is not None], False
+        return [
+            (s.name, s.view_of(s.master.grad)) for s in shards if s.master.grad is not None
+        ], False
     if hasattr(wrapped, "averaged_gradients"):
         parameters = getattr(wrapped, "params_in_partition", None) or wrapped.fp16_groups
         return _named(module, parameters, wrapped.averaged_gradients), False
@@ -123,7 +127,7 @@ def _named(module: nn.Module, parameters: Any, gradients: Any) -> NamedTensors:
     ]
 
 
-def masters_to_model(wrapped: Any) -> None:
+def copy_masters_to_model(wrapped: Any) -> None:
     """After the masters were written to: brings the parameters that the model computes with in
     line, on every rank. Collective."""
     if hasattr(wrapped, "update_lp_params"):

@@ -7,9 +7,9 @@ from pathlib import Path
 import yaml
 
 from leviathan.errors import ConfigError
-from leviathan.evaluate.choices import check_task_files
+from leviathan.evaluate.choice_tasks import check_task_files
 from leviathan.evaluate.task_files import find_task_files
-from leviathan.evaluate.task_rows import ROWS, check_rows
+from leviathan.evaluate.task_records import RECORDS, check_records
 
 TASKS = Path(__file__).parents[2] / "eval"  # a stage folder of the repository, not of the package
 TASK_DATA = "${task_data}"  # stands for --task-data
@@ -38,7 +38,7 @@ def definitions(names: Sequence[str], task_data: Path | None, builtin: Path) -> 
     """
     own: dict[str, str] = {}
     for name in names:
-        if name not in defined() or (task_data is None and name in ROWS):
+        if name not in defined() or (task_data is None and name in RECORDS):
             continue
         if task_data is None:
             raise ConfigError(
@@ -48,7 +48,7 @@ def definitions(names: Sequence[str], task_data: Path | None, builtin: Path) -> 
         text = (TASKS / f"{name}.yaml").read_text(encoding="utf-8")
         folder = Path(task_data)
         text = text.replace(TASK_DATA, str(folder.resolve())).replace(BUILTIN, str(builtin))
-        if name in ROWS:
+        if name in RECORDS:
             text = _with_files(text, name, folder)
         else:
             check_task_files(text)
@@ -59,6 +59,6 @@ def definitions(names: Sequence[str], task_data: Path | None, builtin: Path) -> 
 def _with_files(text: str, name: str, folder: Path) -> str:
     (split,) = yaml.safe_load(text)["dataset_kwargs"]["data_files"]
     files = [file.resolve() for file in find_task_files(folder, name, split)]
-    check_rows(name, files)
+    check_records(name, files)
     kind = "parquet" if files[0].suffix == ".parquet" else "json"
     return text.replace(FORMAT, kind).replace(FILES, json.dumps([str(file) for file in files]))

@@ -10,29 +10,29 @@ from rich.table import Table
 
 from leviathan.console import as_text, progress_bar
 from leviathan.data.dataset import Dataset
-from leviathan.data.files import check_file, write_atomic
 from leviathan.data.format import COUNTS_FILE
 from leviathan.errors import DataError
-from leviathan.evaluate.intervals import comparisons_note
-from leviathan.evaluate.ranks import Ranks, joined
-from leviathan.evaluate.scoring import (
-    Described,
-    Loaded,
-    describe,
-    load_described,
-    open_data,
-    score_split,
-    write_json,
-)
-from leviathan.evaluate.strata import (
+from leviathan.evaluate.frequency_buckets import (
     BUCKETS,
     SCALES,
+    FrequencyBuckets,
     Scale,
-    Strata,
     bucket_of,
     comparisons_of,
     paired_difference,
 )
+from leviathan.evaluate.intervals import comparisons_note
+from leviathan.evaluate.ranks import Ranks, join_ranks
+from leviathan.evaluate.scoring import (
+    CheckpointDescription,
+    LoadedCheckpoint,
+    describe,
+    load_checkpoint,
+    open_data,
+    score_split,
+    write_json,
+)
+from leviathan.files import check_writable_file, write_atomic
 
 
 def frequency(
@@ -61,19 +61,21 @@ def frequency(
         first, with 95 % intervals over documents, or the reason why there is none).
 
     Raises:
-        CheckpointError: no whole checkpoint there.
+        CheckpointError: no valid checkpoint there.
         DataError: the dataset is damaged, empty, or does not fit a model.
     """
-    ranks = joined()
+    ranks = join_ranks()
     if out is not None:
-        ranks.agreed(lambda: check_file(out / "frequency.json"))
+        ranks.on_rank_zero(lambda: check_writable_file(out / "frequency.json"))
     described = [describe(path, ranks) for path in checkpoints]
     # The last one's faults are told before the first one is scored.
-    sets = [ranks.each(lambda found=found: open_data(found, data, split)) for found in described]
+    sets = [
+        ranks.on_each_rank(lambda found=found: open_data(found, data, split)) for found in described
+    ]
     counts = token_counts(described[0], sets[0], ranks)
     results, strata, labels = [], [], []
     for found, dataset in zip(described, sets, strict=True):
-        loaded = load_described(found, ranks)
+        loaded = load_checkpoint(found, ranks)
         labels.append(_label(loaded, labels))
         strata.append(_score(loaded, dataset, counts, split, batch_size, labels[-1]))
         results.append({"label": labels[-1], **_tables(strata[-1]), **loaded.identity})
@@ -88,7 +90,7 @@ def frequency(
     return result
 
 
-def token_counts(found: Described, data: Dataset, ranks: Ranks) -> np.ndarray:
+def token_counts(found: CheckpointDescription, data: Dataset, ranks: Ranks) -> np.ndarray:
     """Occurrences of every id in the training split, [V] int64: as prepared, or counted now.
 
     A foreign dataset does not bring them. Its rows are counted once, each rank some of them, and
@@ -100,11 +102,13 @@ def token_counts(found: Described, data: Dataset, ranks: Ranks) -> np.ndarray:
     info = data.info
     if data.format is None:
         total = info.split("train").ids
-        return ranks.each(lambda: read_counts(data.path / COUNTS_FILE, info.vocab_size, total))
+        return ranks.on_each_rank(
+            lambda: read_counts(data.path / COUNTS_FILE, info.vocab_size, total)
+        )
     results = found.result_dir()
     kept = results and results.parent / f"token_counts-{info.fingerprint[:16]}.npy"
-    if kept and ranks.agreed(kept.is_file):
-        return ranks.each(lambda: read_counts(kept, info.vocab_size))
+    if kept and ranks.on_rank_zero(kept.is_file):
+        return ranks.on_each_rank(lambda: read_counts(kept, info.vocab_size))
     shares = ranks.map(lambda rank: _count(data, rank, ranks.world_size), ranks.all)
     counts = np.sum(shares, axis=0)
     if kept and ranks.rank == 0:
@@ -182,15 +186,20 @@ def frequency_table(result: dict[str, Any]) -> str:
     return f"{text}\n{note}" if note else text
 
 
-def _label(loaded: Loaded, taken: Sequence[str]) -> str:
+def _label(loaded: LoadedCheckpoint, taken: Sequence[str]) -> str:
     kind = loaded.model_config.embedding.kind
     name = kind if kind not in taken else f"{kind} {loaded.name}"
     return name if name not in taken else f"{name} #{len(taken) + 1}"
 
 
 def _score(
-    loaded: Loaded, data: Dataset, counts: np.ndarray, split: str, batch_size: int, label: str
-) -> Strata:
+    loaded: LoadedCheckpoint,
+    data: Dataset,
+    counts: np.ndarray,
+    split: str,
+    batch_size: int,
+    label: str,
+) -> FrequencyBuckets:
     buckets = {scale: bucket_of(counts, scale) for scale in SCALES}
     sums = _Sums()
     for scored in score_split(loaded, data, split, batch_size, f"Frequency, {label}"):
@@ -218,13 +227,13 @@ class _Sums:
             held = self.cells[scale].get(document)
             self.cells[scale][document] = pair if held is None else held + pair
 
-    def strata(self, identity: str) -> Strata:
+    def strata(self, identity: str) -> FrequencyBuckets:
         documents = sorted(self.cells[SCALES[0]])
         stacked = {
             scale: np.stack([self.cells[scale][document] for document in documents])
             for scale in SCALES
         }
-        return Strata(
+        return FrequencyBuckets(
             np.array(documents),
             {scale: stacked[scale][:, 0] for scale in SCALES},
             {scale: stacked[scale][:, 1].astype(np.int64) for scale in SCALES},
@@ -232,13 +241,13 @@ class _Sums:
         )
 
 
-def _tables(strata: Strata) -> dict[str, Any]:
+def _tables(strata: FrequencyBuckets) -> dict[str, Any]:
     return {"nats_per_token": strata.nats_per_token()} | {
         scale: strata.table(scale) for scale in SCALES
     }
 
 
-def _file(loaded: Loaded, result: dict[str, Any], strata: Strata) -> None:
+def _file(loaded: LoadedCheckpoint, result: dict[str, Any], strata: FrequencyBuckets) -> None:
     directory = loaded.result_dir()
     if directory is not None and loaded.ranks.rank == 0:
         directory.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,6 @@ The only module that imports lm_eval. Rules that the scores follow:
   them as fits, as rows of the training data do and as lm-eval's own models do.
 """
 
-import difflib
 import json
 import math
 import sys
@@ -33,18 +32,19 @@ from lm_eval.evaluator import evaluate
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
+from leviathan.config.suggest import did_you_mean
 from leviathan.console import progress_bar, say
-from leviathan.data.files import check_folder, write_atomic
 from leviathan.data.tokenizer import Tokenizer
 from leviathan.errors import ConfigError, DataError
 from leviathan.evaluate.definitions import defined, definitions
 from leviathan.evaluate.offline import dataset_cache, offline
-from leviathan.evaluate.ranks import Ranks, joined
-from leviathan.evaluate.results import plain, results_table, voided
-from leviathan.evaluate.rows import Pair, RowScorer
-from leviathan.evaluate.scoring import Loaded, open_checkpoint, write_json
+from leviathan.evaluate.ranks import Ranks, join_ranks
+from leviathan.evaluate.results import results_table, without_nan, without_unsupported_errors
+from leviathan.evaluate.scoring import LoadedCheckpoint, open_checkpoint, write_json
+from leviathan.evaluate.sequence_scorer import Pair, SequenceScorer
 from leviathan.evaluate.text_stream import TextStream
 from leviathan.evaluate.truncation import FittedPrompt, TruncationCounts, fit_prompt, sum_counts
+from leviathan.files import check_writable_dir, write_atomic
 from leviathan.model.transformer import CausalLM
 
 __all__ = ["LeviathanLM", "check_tasks", "results_table", "run_tasks", "score_tasks"]
@@ -86,7 +86,7 @@ class LeviathanLM(TemplateLM):
     ) -> None:
         super().__init__()
         self.encoding = tokenizer
-        self.rows = RowScorer(model, tokenizer.end_of_text, batch_size, ranks)
+        self.rows = SequenceScorer(model, tokenizer.end_of_text, batch_size, ranks)
         self.spanning = 0
         self.not_finite: set[str] = set()
         self.rolled: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
@@ -248,7 +248,7 @@ def run_tasks(
         (their metrics are null).
 
     Raises:
-        CheckpointError: no whole checkpoint there.
+        CheckpointError: no valid checkpoint there.
         ConfigError: no or an unknown task, one of `eval/` without `task_data`, a limit below 1.
         DataError: a file of a task is missing or damaged, or a sample does not fit the model.
     """
@@ -260,16 +260,20 @@ def run_tasks(
         raise ConfigError(
             "cli.invalid_option", f"--limit {limit}: expected 1 or more samples a task"
         )
-    ranks = joined()
+    ranks = join_ranks()
     if out is not None:
-        ranks.agreed(lambda: check_folder(out))
-    ranks.each(lambda: definitions(tasks, task_data, BUILTIN))  # sooner than the weights are read
+        ranks.on_rank_zero(lambda: check_writable_dir(out))
+    ranks.on_each_rank(
+        lambda: definitions(tasks, task_data, BUILTIN)
+    )  # sooner than the weights are read
     loaded = open_checkpoint(checkpoint, ranks)
     result, samples = score_tasks(loaded, tasks, task_data, limit, batch_size)
     if out is not None and ranks.rank == 0:
         write_json(out / RESULTS, result)
         for task, lines in samples.items():
-            text = "".join(json.dumps(plain(line), ensure_ascii=False) + "\n" for line in lines)
+            text = "".join(
+                json.dumps(without_nan(line), ensure_ascii=False) + "\n" for line in lines
+            )
             write_atomic(out / SAMPLES.format(task), text.encode())
     return result
 
@@ -287,7 +291,7 @@ def check_tasks(tasks: Sequence[str], task_data: Path | None) -> None:
 
 
 def score_tasks(
-    loaded: Loaded,
+    loaded: LoadedCheckpoint,
     tasks: Sequence[str],
     task_data: Path | None = None,
     limit: int | None = None,
@@ -309,7 +313,7 @@ def score_tasks(
         ConfigError, DataError: as `run_tasks`.
     """
     ranks = loaded.ranks
-    own = ranks.each(lambda: definitions(tasks, task_data, BUILTIN))
+    own = ranks.on_each_rank(lambda: definitions(tasks, task_data, BUILTIN))
     model = LeviathanLM(loaded.model, loaded.tokenizer, batch_size, ranks)
     result, samples = evaluate_model(model, tasks, own, task_data is not None, limit)
     for task in sorted(model.not_finite):
@@ -318,7 +322,7 @@ def score_tasks(
         counts.report(task, model.rows.max_length)
     cut = sum_counts(model.truncation)
     for task in model.not_finite & result["results"].keys():
-        result["results"][task] = voided(result["results"][task])
+        result["results"][task] = without_unsupported_errors(result["results"][task])
     result["leviathan"] = {
         **loaded.identity,
         "lm_eval": getattr(lm_eval, "__version__", None),
@@ -365,7 +369,7 @@ def evaluate_model(
             results = evaluate(model, found, limit=limit, log_samples=True, bootstrap_iters=1_000)
     assert results is not None
     samples: Any = results.pop("samples", {})
-    return plain(results), samples
+    return without_nan(results), samples
 
 
 def _check_options(task: str, options: dict[str, Any]) -> None:
@@ -399,25 +403,24 @@ def _per_token(loglikelihood: float, tokens: float) -> dict[str, Any]:
     """Loss of whole texts by token, which compares models of one tokenizer."""
     nats = -loglikelihood / max(1, tokens)
     perplexity = math.exp(nats) if nats < 700 else None
-    return plain({"tokens": int(tokens), "nats_per_token": nats, "perplexity": perplexity})
+    return without_nan({"tokens": int(tokens), "nats_per_token": nats, "perplexity": perplexity})
 
 
 def _manager(names: Sequence[str], own: dict[str, str], scratch: Path) -> TaskManager:
     """Knows all the tasks; lm-eval's tree is indexed (about 20 s) only for a name that is not ours.
 
     Raises:
-        ConfigError: nobody knows one of them.
+        ConfigError: no one knows one of them.
     """
     for name, text in own.items():
         (scratch / f"{name}.yaml").write_text(text, encoding="utf-8")
     manager = TaskManager(include_path=scratch, include_defaults=not own.keys() >= set(names))
     for name in names:
         if name not in manager.task_index:
-            near = difflib.get_close_matches(name, [*defined(), *manager.all_tasks], n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
+            hint = did_you_mean(name, [*defined(), *manager.all_tasks])
             raise ConfigError(
                 "tasks.unknown",
-                f"no task {name!r}; {hint}eval/ defines {', '.join(defined()) or 'none'}, and "
+                f"unknown task {name!r}; {hint} eval/ has {', '.join(defined()) or 'none'}, and "
                 "lm-eval's own are listed by `lm-eval ls tasks`",
             )
     return manager

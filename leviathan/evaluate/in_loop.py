@@ -1,8 +1,8 @@
 """Evaluation of a model while it is trained, as `leviathan perplexity` and `eval` do it afterwards.
 
 Scores come from the same head, and tasks from the same harness, on weights of the same fp32 bits
-that the step's checkpoint holds. Training goes on as if nothing had been: batches are a function of
-the step alone, and random states are put back.
+that the step's checkpoint holds. They do not affect training: batches are a function of the step,
+and random states are restored.
 """
 
 import random
@@ -17,10 +17,10 @@ import torch
 from leviathan.checkpoint.layout import step_dir
 from leviathan.config.schema import RunConfig
 from leviathan.data.dataset import Dataset, open_tokenizer
-from leviathan.data.stream import IGNORE, eval_batches
+from leviathan.data.loader import IGNORE, eval_batches
 from leviathan.engine.base import Engine
 from leviathan.evaluate.ranks import Ranks
-from leviathan.evaluate.scoring import Loaded
+from leviathan.evaluate.scoring import LoadedCheckpoint
 from leviathan.model.transformer import CausalLM
 from leviathan.parallel.mesh import Mesh
 
@@ -39,7 +39,7 @@ def validate(engine: Engine, config: RunConfig, dataset: Dataset, mesh: Mesh) ->
     nats, targets = np.zeros(len(names)), np.zeros(len(names))
     whole = 0.0
     size = config.train.micro_batch_size
-    with undisturbed():
+    with preserved_rng_state():
         for batch in eval_batches(dataset, "val", size, mesh.dp_rank, mesh.dp):
             nll = engine.score(batch).nll.double().cpu()
             whole += float(nll.sum())
@@ -85,15 +85,15 @@ def run_tasks(engine: Engine, config: RunConfig, mesh: Mesh, step: int) -> dict[
     from leviathan.evaluate.harness import score_tasks
 
     wishes = config.evaluate
-    with undisturbed():
-        loaded = Loaded(
+    with preserved_rng_state():
+        loaded = LoadedCheckpoint(
             directory=step_dir(config.run_dir, step).resolve(),
             name=config.run_dir.name,
             model_config=config.model,
             tokenizer=open_tokenizer(config.data),
             step=step,
             data=config.data,
-            model=whole_model(engine, config).to(mesh.device).eval(),
+            model=full_model(engine, config).to(mesh.device).eval(),
             ranks=Ranks(mesh if mesh.world_size > 1 else None),
         )
         result, _ = score_tasks(
@@ -107,7 +107,7 @@ def run_tasks(engine: Engine, config: RunConfig, mesh: Mesh, step: int) -> dict[
     }
 
 
-def whole_model(engine: Engine, config: RunConfig) -> CausalLM:
+def full_model(engine: Engine, config: RunConfig) -> CausalLM:
     """A copy of the model, on the CPU, from whatever parts the ranks hold. Collective."""
     model = CausalLM(config.model)
     for state in engine.iter_full_state():
@@ -116,7 +116,7 @@ def whole_model(engine: Engine, config: RunConfig) -> CausalLM:
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
+def preserved_rng_state() -> Iterator[None]:
     """Whatever draws random numbers inside, those drawn afterwards are as if it had not."""
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     python, numbers = random.getstate(), np.random.get_state()

@@ -14,7 +14,7 @@ from leviathan.data.tokenizer import Tokenizer
 from leviathan.errors import ConfigError, DataError
 from leviathan.evaluate.frequency import read_counts, token_counts
 from leviathan.evaluate.ranks import Ranks
-from leviathan.evaluate.scoring import Described, describe, load_described, open_data
+from leviathan.evaluate.scoring import CheckpointDescription, describe, load_checkpoint, open_data
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ def read_tables(paths: Sequence[Path], data: Path | None = None) -> list[Checkpo
 
     Args:
         paths: whatever the evaluations take.
-        data: the dataset whose counts to use; left out, the one a run was trained on.
+        data: the dataset whose counts to use; omitted, the one a run was trained on.
 
     Raises:
-        CheckpointError: no whole checkpoint there.
+        CheckpointError: no valid checkpoint there.
         DataError: another vocabulary, or `data` is damaged.
     """
     described = [describe(path) for path in paths]
@@ -92,15 +92,15 @@ def token_ids(tokenizer: Tokenizer, asked: str) -> list[int]:
     return ids
 
 
-def _read(found: Described, label: str, counts: np.ndarray | None) -> CheckpointTable:
-    loaded = load_described(found, Ranks())
+def _read(found: CheckpointDescription, label: str, counts: np.ndarray | None) -> CheckpointTable:
+    loaded = load_checkpoint(found, Ranks())
     with torch.no_grad():
         table = loaded.model.model.embed_tokens.materialize(dtype=torch.float32)
     values = table[: found.tokenizer.vocab_size].cpu().numpy()
     return CheckpointTable(label, found.identity, found.tokenizer, values, counts)
 
 
-def _counts(found: Described, data: Path | None) -> np.ndarray | None:
+def _counts(found: CheckpointDescription, data: Path | None) -> np.ndarray | None:
     """Of the dataset named, or of the run's own where it is still there and still the same."""
     if data is not None:
         return token_counts(found, open_data(found, data, "train"), Ranks())
@@ -115,7 +115,7 @@ def _counts(found: Described, data: Path | None) -> np.ndarray | None:
         return None
 
 
-def _labels(described: Sequence[Described]) -> list[str]:
+def _labels(described: Sequence[CheckpointDescription]) -> list[str]:
     kinds = [found.model_config.embedding.kind for found in described]
     if len(set(kinds)) == len(kinds):
         return kinds

@@ -10,7 +10,7 @@ from rich.table import Table
 from leviathan.console import as_text
 from leviathan.data.tokenizer import Tokenizer
 from leviathan.errors import ConfigError
-from leviathan.evaluate.ranks import joined
+from leviathan.evaluate.ranks import join_ranks
 from leviathan.evaluate.scoring import data_identity, open_checkpoint, open_data, score_split
 
 
@@ -33,7 +33,7 @@ def perplexity(
         data: a prepared dataset, or one in the foreign format of the run's own.
         split: `val` or `train`.
         batch_size: sequences at once.
-        stride: move the window by so many tokens, 1 to the context's length; left out, rows are
+        stride: move the window by so many tokens, 1 to the context's length; omitted, rows are
             scored as they are trained on, the first token of each with none before it.
 
     Returns:
@@ -41,13 +41,13 @@ def perplexity(
         keys each), and what was scored on what.
 
     Raises:
-        CheckpointError: no whole checkpoint there.
+        CheckpointError: no valid checkpoint there.
         ConfigError: a stride longer than the context.
         DataError: the dataset is damaged, empty, or does not fit the model.
     """
-    ranks = joined()
+    ranks = join_ranks()
     loaded = open_checkpoint(checkpoint, ranks)
-    dataset = ranks.each(lambda: open_data(loaded, data, split))
+    dataset = ranks.on_each_rank(lambda: open_data(loaded, data, split))
     info = dataset.info
     if stride is not None and not 1 <= stride <= info.seq_len:
         raise ConfigError(
@@ -75,7 +75,7 @@ def perplexity(
         "data": data_identity(info, data, split),
         **loaded.identity,
     }
-    # The report is about held-out text; a training-split figure must not stand in its place.
+    # The report is about held-out text; a training-split figure must not are in its place.
     # Nor may one with more text before each token.
     name = "perplexity" + ("" if split == "val" else f"_{split}")
     loaded.file(f"{name}.json" if stride is None else f"{name}_stride_{stride}.json", result)

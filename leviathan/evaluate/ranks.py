@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-from leviathan.parallel.launch_env import read_launch_env, share_cores
+from leviathan.parallel.launch_env import limit_threads, read_launch_env
 from leviathan.parallel.mesh import Mesh, init_mesh
 
 A = TypeVar("A")
@@ -33,22 +33,22 @@ class Ranks:
         """The numbers of all ranks."""
         return range(self.world_size)
 
-    def agreed(self, work: Callable[[], T]) -> T:
+    def on_rank_zero(self, work: Callable[[], T]) -> T:
         """What rank 0 finds, on all of them; so is its error."""
         if self._mesh is None:
             return work()
         found: T | None = None
-        with self._mesh.together():
+        with self._mesh.sync_errors():
             if self.rank == 0:
                 found = work()
         return self._mesh.broadcast(found)  # pyright: ignore[reportReturnType]
 
-    def each(self, work: Callable[[], T]) -> T:
+    def on_each_rank(self, work: Callable[[], T]) -> T:
         """The same work on every rank; what fails on one fails on all."""
         if self._mesh is None:
             return work()
         found: list[T] = []
-        with self._mesh.together():
+        with self._mesh.sync_errors():
             found.append(work())
         return found[0]
 
@@ -58,7 +58,7 @@ class Ranks:
         `work` must not communicate.
         """
         mine = items[self.rank :: self.world_size]
-        done = self.each(lambda: [work(item) for item in mine])
+        done = self.on_each_rank(lambda: [work(item) for item in mine])
         if self._mesh is None:
             return done
         shares = self._mesh.gather(done)
@@ -67,11 +67,11 @@ class Ranks:
     def stream(self, work: Callable[[A], T], items: Iterable[A]) -> Iterator[tuple[A, T]]:
         """As `map`, with the items, and without holding more than one of them a rank at a time."""
         source = iter(items)
-        while group := self.each(lambda: list(islice(source, self.world_size))):
+        while group := self.on_each_rank(lambda: list(islice(source, self.world_size))):
             yield from zip(group, self.map(work, group), strict=True)
 
 
-def joined() -> Ranks:
+def join_ranks() -> Ranks:
     """The ranks of this launch; this process alone if no launcher started several.
 
     Raises:
@@ -81,5 +81,5 @@ def joined() -> Ranks:
     if all(os.environ.get(name, "1") == "1" for name in ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS")):
         return Ranks()  # some systems set RANK everywhere
     env = read_launch_env()
-    share_cores(env)
+    limit_threads(env)
     return Ranks(init_mesh(env, tp=1))

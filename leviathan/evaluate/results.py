@@ -9,22 +9,22 @@ from leviathan.console import as_text
 from leviathan.evaluate.intervals import no_standard_error
 
 
-def plain(value: Any) -> Any:
+def without_nan(value: Any) -> Any:
     """lm-eval's results as JSON values: functions become their names, no NaN."""
     if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): without_nan(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set):
-        return [plain(item) for item in value]
+        return [without_nan(item) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, str | int):
         return value
     if hasattr(value, "item"):
-        return plain(value.item())
+        return without_nan(value.item())
     return getattr(value, "__name__", str(value))
 
 
-def voided(metrics: dict[str, Any]) -> dict[str, Any]:
+def without_unsupported_errors(metrics: dict[str, Any]) -> dict[str, Any]:
     """The metrics of a task whose scores were not finite: none of them is a number."""
     return {key: None if isinstance(value, float) else value for key, value in metrics.items()}
 

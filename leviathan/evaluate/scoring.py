@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from leviathan.checkpoint.layout import CHECKPOINTS, step_of
-from leviathan.checkpoint.load import read_model, read_run_config, read_tokenizer, whole_checkpoint
+from leviathan.checkpoint.layout import CHECKPOINTS, evaluation_dir, step_of
+from leviathan.checkpoint.load import read_model, read_run_config, read_tokenizer, resolve_valid
 from leviathan.config.schema import DataConfig, ModelConfig
 from leviathan.console import progress_bar
 from leviathan.data.dataset import Dataset, open_dataset
-from leviathan.data.files import check_folder, write_atomic
 from leviathan.data.format import DATASET_FILE, DatasetInfo
-from leviathan.data.stream import Batch, check_fits, eval_batches
+from leviathan.data.loader import Batch, check_fits, eval_batches
 from leviathan.data.tokenizer import Tokenizer
 from leviathan.errors import DataError
 from leviathan.evaluate.llama_folder import (
@@ -28,12 +27,13 @@ from leviathan.evaluate.llama_folder import (
 from leviathan.evaluate.llama_tokenizer import read_llama_tokenizer
 from leviathan.evaluate.ranks import Ranks
 from leviathan.evaluate.strided import strided
-from leviathan.model.accounting import account
+from leviathan.files import check_writable_dir, write_atomic
+from leviathan.model.model_stats import count_params
 from leviathan.model.transformer import IGNORE, CausalLM
 
 
 @dataclass(frozen=True)
-class Described:
+class CheckpointDescription:
     """A checkpoint or a Llama folder, all but its weights.
 
     Attributes:
@@ -58,14 +58,14 @@ class Described:
         return {
             "checkpoint": str(self.directory),
             "step": self.step,
-            "parameters": asdict(account(self.model_config)),
+            "parameters": asdict(count_params(self.model_config)),
         }
 
     def result_dir(self) -> Path | None:
-        """`run_dir/evaluation/step-XXXXXXXX`; None where the checkpoint lies in no run folder."""
+        """`run_dir/evaluation/step-XXXXXXXX`; None if the checkpoint is not in a run directory."""
         if self.directory.parent.name != CHECKPOINTS:
             return None
-        return self.directory.parent.parent / "evaluation" / self.directory.name
+        return evaluation_dir(self.directory.parent.parent, step_of(self.directory))
 
     def file(self, name: str, result: dict[str, Any]) -> None:
         """Writes `result` as JSON into `result_dir`, if there is one."""
@@ -75,7 +75,7 @@ class Described:
 
 
 @dataclass(frozen=True)
-class Loaded(Described):
+class LoadedCheckpoint(CheckpointDescription):
     """A trained model with all that belongs to it, on every rank."""
 
     model: CausalLM = field(kw_only=True)
@@ -92,7 +92,7 @@ class Loaded(Described):
             super().file(name, result)
 
 
-def describe(path: Path, ranks: Ranks | None = None) -> Described:
+def describe(path: Path, ranks: Ranks | None = None) -> CheckpointDescription:
     """What can be said of a checkpoint, and refused, before its weights are read.
 
     Args:
@@ -105,26 +105,26 @@ def describe(path: Path, ranks: Ranks | None = None) -> Described:
         DataError: its tokenizer is damaged, or its run folder takes no results.
     """
     ranks, folder = ranks or Ranks(), Path(path)
-    whole = ranks.agreed(lambda: folder if is_llama_folder(folder) else whole_checkpoint(folder))
-    return ranks.each(lambda: _describe(whole.resolve()))
+    whole = ranks.on_rank_zero(lambda: folder if is_llama_folder(folder) else resolve_valid(folder))
+    return ranks.on_each_rank(lambda: _describe(whole.resolve()))
 
 
-def _describe(directory: Path) -> Described:
+def _describe(directory: Path) -> CheckpointDescription:
     if is_llama_folder(directory):
         folder = directory
         config = read_llama_config(folder)
         tokenizer = read_llama_tokenizer(folder)
         check_llama_pair(folder, config, tokenizer)
-        return Described(folder, folder.name, config, tokenizer, None)
+        return CheckpointDescription(folder, folder.name, config, tokenizer, None)
     run = read_run_config(directory)
     step, tokenizer = step_of(directory), read_tokenizer(directory, run)
-    found = Described(directory, run.run_dir.name, run.model, tokenizer, step, run.data)
+    found = CheckpointDescription(directory, run.run_dir.name, run.model, tokenizer, step, run.data)
     if (results := found.result_dir()) is not None:
-        check_folder(results)
+        check_writable_dir(results)
     return found
 
 
-def open_checkpoint(path: Path, ranks: Ranks | None = None) -> Loaded:
+def open_checkpoint(path: Path, ranks: Ranks | None = None) -> LoadedCheckpoint:
     """Loads the model onto the GPU where there is one, and its tokenizer.
 
     Args:
@@ -136,10 +136,10 @@ def open_checkpoint(path: Path, ranks: Ranks | None = None) -> Loaded:
         DataError: as `describe`.
     """
     ranks = ranks or Ranks()
-    return load_described(describe(path, ranks), ranks)
+    return load_checkpoint(describe(path, ranks), ranks)
 
 
-def load_described(found: Described, ranks: Ranks) -> Loaded:
+def load_checkpoint(found: CheckpointDescription, ranks: Ranks) -> LoadedCheckpoint:
     """The weights to what `describe` has verified, on the GPU where there is one.
 
     Raises:
@@ -151,11 +151,11 @@ def load_described(found: Described, ranks: Ranks) -> Loaded:
             return read_llama_model(found.directory, found.model_config)
         return read_model(found.directory)[0]
 
-    model = ranks.each(read).to(ranks.device).eval()
-    return Loaded(**vars(found), model=model, ranks=ranks)
+    model = ranks.on_each_rank(read).to(ranks.device).eval()
+    return LoadedCheckpoint(**vars(found), model=model, ranks=ranks)
 
 
-def open_data(loaded: Described, data: Path, split: str) -> Dataset:
+def open_data(loaded: CheckpointDescription, data: Path, split: str) -> Dataset:
     """The dataset, once it is known that the model can be scored on it.
 
     One without a `dataset.json` is read by the `data.format` of the model's own run.
@@ -206,14 +206,14 @@ class Scored:
 
 
 def score_split(
-    loaded: Loaded,
+    loaded: LoadedCheckpoint,
     data: Dataset,
     split: str,
     batch_size: int,
     title: str,
     stride: int | None = None,
 ) -> Iterator[Scored]:
-    """Scores every target of a split once, in file order; padding and filler rows are left out.
+    """Scores every target of a split once, in file order; padding and filler rows are omitted.
 
     With a `stride` below the context's length, in windows that begin so many tokens apart. Each
     rank scores its share of the batches and gets all results.

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-from leviathan.data.stream import Batch
+from leviathan.data.loader import Batch
 from leviathan.model.transformer import IGNORE
 
 Targets = tuple[Tensor, Tensor, Tensor]  # ids, documents and subsets, [N] each

@@ -11,13 +11,13 @@ from typing import Any
 
 import psutil
 
-from leviathan.data.files import check_folder
 from leviathan.errors import ConfigError
+from leviathan.files import check_writable_dir
 
 MARKER = "export.json"  # tells a folder of ours, which may be replaced, from anybody else's
 
 
-def check_out(out: Path) -> None:
+def check_output_dir(out: Path) -> None:
     """Refuses a place that an export cannot take.
 
     Raises:
@@ -35,17 +35,17 @@ def check_out(out: Path) -> None:
                 f"{out} holds something that is no earlier export (it has no {MARKER}): "
                 "name a new folder, or empty this one",
             )
-    check_folder(out.absolute().parent)
+    check_writable_dir(out.absolute().parent)
 
 
 @contextmanager
-def replacing(out: Path) -> Iterator[Path]:
+def replaced_atomically(out: Path) -> Iterator[Path]:
     """A temporary folder beside `out` that takes its place when the block ends without error.
 
     Raises:
-        ConfigError, DataError: as `check_out`.
+        ConfigError, DataError: as `check_output_dir`.
     """
-    check_out(out)
+    check_output_dir(out)
     draft = out.with_name(f".{out.name}.writing-{os.getpid()}")
     former = out.with_name(f".{out.name}.former-{os.getpid()}")
     for left in out.parent.glob(f".{escape(out.name)}.writing-*"):

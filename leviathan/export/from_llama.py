@@ -4,8 +4,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from leviathan.checkpoint.boxes import Slice, save_slices
-from leviathan.checkpoint.layout import complete_checkpoints, draft_dir, step_dir
+from leviathan.checkpoint.dcp import FlatShard, save_shards
+from leviathan.checkpoint.layout import complete_checkpoints, staging_dir, step_dir
 from leviathan.checkpoint.load import IMPORTED_KEY, PREFIX_TOKEN_KEY
 from leviathan.checkpoint.manifest import (
     CONFIG,
@@ -17,7 +17,6 @@ from leviathan.checkpoint.manifest import (
 )
 from leviathan.config.load import dump_config
 from leviathan.config.schema import RunConfig
-from leviathan.data.files import check_folder
 from leviathan.data.id_comparison import compare_ids
 from leviathan.data.tokenizer import Tokenizer
 from leviathan.errors import CheckpointError, ConfigError, DataError
@@ -29,7 +28,8 @@ from leviathan.evaluate.llama_folder import (
 )
 from leviathan.evaluate.llama_tokenizer import read_llama_tokenizer
 from leviathan.export.hf_llama import AS_TEXT, quiet_transformers
-from leviathan.export.imported import keep_tokenizer
+from leviathan.export.imported_tokenizer import keep_tokenizer
+from leviathan.files import check_writable_dir
 
 STEP = 0  # nothing was trained here
 
@@ -62,7 +62,7 @@ def import_llama(folder: Path, run_dir: Path) -> dict[str, Any]:
         raise ConfigError(
             "import.not_empty", f"{run_dir} has checkpoints already: name a new folder"
         )
-    check_folder(run_dir)
+    check_writable_dir(run_dir)
     model_config = read_llama_config(folder)
     tokenizer = read_llama_tokenizer(folder)
     check_llama_pair(folder, model_config, tokenizer)
@@ -77,13 +77,13 @@ def import_llama(folder: Path, run_dir: Path) -> dict[str, Any]:
             "train": {"steps": 1, "global_batch_size": 1, "micro_batch_size": 1},
         }
     )
-    final, draft = step_dir(run_dir, STEP), draft_dir(run_dir, STEP)
+    final, draft = step_dir(run_dir, STEP), staging_dir(run_dir, STEP)
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     try:
         tensors = {f"model.{name}": value.detach() for name, value in model.named_parameters()}
-        slices = [Slice(key, tuple(t.shape), 0, t.reshape(-1)) for key, t in tensors.items()]
-        save_slices(slices, draft)
+        slices = [FlatShard(key, tuple(t.shape), 0, t.reshape(-1)) for key, t in tensors.items()]
+        save_shards(slices, draft)
         state = {
             "step": STEP,
             "tokens": 0,

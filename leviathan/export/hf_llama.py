@@ -15,7 +15,7 @@ from leviathan.checkpoint.load import (
     check_finite,
     read_model,
     read_tokenizer,
-    whole_checkpoint,
+    resolve_valid,
 )
 from leviathan.config.schema import ModelConfig, OptimConfig, RunConfig
 from leviathan.console import say
@@ -24,10 +24,10 @@ from leviathan.data.id_comparison import compare_ids
 from leviathan.data.tokenizer import END_OF_TEXT, Tokenizer
 from leviathan.errors import CheckpointError, ConfigError, DataError
 from leviathan.evaluate.llama_tokenizer import UNUSED, encode_original, load_original
-from leviathan.export.card import TokenizerNotes, model_card
-from leviathan.export.folder import check_out, replacing, write_marker
-from leviathan.export.imported import ImportedTokenizer, kept_tokenizer
-from leviathan.model.decode import materialized
+from leviathan.export.folder import check_output_dir, replaced_atomically, write_marker
+from leviathan.export.imported_tokenizer import ImportedTokenizer, kept_tokenizer
+from leviathan.export.model_card import TokenizerNotes, model_card
+from leviathan.model.decode import with_materialized_embedding
 from leviathan.model.transformer import CausalLM
 
 SHARD_SIZE = "5GB"
@@ -77,7 +77,7 @@ def export(
         ConfigError: unknown dtype, `out` cannot be used, or `add_bos` for an imported checkpoint.
         RuntimeError: the exported model differs from the native one; nothing is left behind.
     """
-    directory = whole_checkpoint(checkpoint)
+    directory = resolve_valid(checkpoint)
     _check_request(Path(out), dtype, shard_size)
     model, run, state = read_model(directory)
     tokenizer = read_tokenizer(directory, run)
@@ -130,7 +130,7 @@ def export_model(
             f"vocab_size is {config.vocab_size:,}: they do not belong together",
         )
     out = Path(out)
-    with replacing(out) as draft:
+    with replaced_atomically(out) as draft:
         ids = special_ids(tokenizer, imported)
         exported = write_weights(model, config, ids, draft, DTYPES[dtype], shard_size)
         end = tokenizer.end_of_text
@@ -169,7 +169,7 @@ def _check_request(out: Path, dtype: str, shard_size: str) -> None:
             "cli.invalid_option",
             f"--shard-size {shard_size!r}: expected a size such as 5GB or 500MB",
         )
-    check_out(out)
+    check_output_dir(out)
 
 
 def quiet_transformers() -> Any:
@@ -192,7 +192,7 @@ def llama_state(model: CausalLM, config: ModelConfig, dtype: torch.dtype) -> dic
     Raises:
         CheckpointError: a weight is not finite, or not finite in `dtype`.
     """
-    state = dict(materialized(model).state_dict())
+    state = dict(with_materialized_embedding(model).state_dict())
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
         if name in state:
             state[name] = state[name][: config.vocab_size]

@@ -17,7 +17,7 @@ from contextlib import suppress
 
 import psutil
 
-PATIENCE_S = 90.0  # for ranks that save after their launcher is gone
+GRACE_PERIOD_S = 90.0  # for ranks that save after their launcher is gone
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
@@ -45,7 +45,7 @@ def listen(child: subprocess.Popen[bytes]) -> None:
             send(line.strip())
     send("SIGTERM")
     try:
-        child.wait(PATIENCE_S)
+        child.wait(GRACE_PERIOD_S)
     except subprocess.TimeoutExpired:
         child.kill()
 
@@ -56,7 +56,7 @@ def main() -> int:
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     spec = json.loads(sys.stdin.readline())
-    # Unix's default for a broken pipe would end us before the ranks, once nobody reads our output.
+    # Unix's default for a broken pipe would end us before the ranks, once no one reads our output.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     child = subprocess.Popen(
         spec["argv"],

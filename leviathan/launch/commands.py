@@ -23,7 +23,7 @@ DEEPSPEED = ("-m", "deepspeed.launcher.runner")
 TORCHRUN = ("-m", "torch.distributed.run")
 # torch 2.14 tells where rank 0 is in the first round only, and who joins later waits for that in
 # vain; without the shared store it tells so in every round.
-PUBLISH_ANEW = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+PUBLISH_AGAIN = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 # ssh that notices within 30 s that a machine is gone, and never asks.
 PDSH_OPTIONS = "PDSH_SSH_ARGS_APPEND"
 SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3")
@@ -45,7 +45,7 @@ class Request:
 
     @property
     def elastic(self) -> bool:
-        """Whether the job goes on, by itself, with the hosts that are left."""
+        """Whether the job continues, by itself, with the hosts that are left."""
         return self.launcher == "torchrun" and self.max_restarts > 0
 
 
@@ -145,7 +145,7 @@ def _torchrun(request: Request) -> list[Command]:
         else:
             place = ("--nnodes", str(len(request.hosts)), "--node-rank", str(number))
             place += ("--master-addr", first.name, "--master-port", str(request.port))
-        environment = dict(PUBLISH_ANEW) if request.elastic else {}
+        environment = dict(PUBLISH_AGAIN) if request.elastic else {}
         found.append(Command((*head, *place, *ranks, *restarts, *tail), host, environment))
     return found
 
@@ -181,7 +181,7 @@ def world_size(request: Request) -> int | None:
     return None if request.ranks is None else request.ranks * request.nodes
 
 
-def shown(request: Request, found: Sequence[Command]) -> str:
+def as_shell_lines(request: Request, found: Sequence[Command]) -> str:
     """The commands as they could be typed, each under its host's name; a Slurm script entire."""
     if request.launcher == "slurm":
         script = Path(train_script()).with_name("train.sbatch").read_text()

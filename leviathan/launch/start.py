@@ -18,7 +18,7 @@ from leviathan.console import say
 from leviathan.errors import ConfigError
 from leviathan.launch.commands import SSH_OPTIONS, Command
 
-# What the launching shell has said that every rank must know; more stands in `.deepspeed_env`.
+# What the launching shell has said that every rank must know; more is in `.deepspeed_env`.
 EXPORTED = ("PYTHON", "NCCL", "GLOO", "TP_", "OMP_", "DS_", "CUDA_", "TIKTOKEN_", "LEVIATHAN_")
 ENVIRONMENT_FILE = ".deepspeed_env"
 SIGNALS = {signal.SIGTERM: "SIGTERM", signal.SIGUSR1: "SIGUSR1", signal.SIGINT: "SIGTERM"}
@@ -29,7 +29,7 @@ def run_here(command: Command) -> NoReturn:
     """Becomes the command: signals and exit status are its own.
 
     Raises:
-        ConfigError: there is no such program.
+        ConfigError: the program does not exist.
     """
     environment = {**os.environ, **command.environment}
     sys.stdout.flush()
@@ -54,19 +54,19 @@ class _Session:
             self.process.stdin.write(f"{line}\n".encode())
             self.process.stdin.flush()
 
-    def hang_up(self) -> None:
+    def close(self) -> None:
         assert self.process.stdin is not None
         with suppress(OSError):
             self.process.stdin.close()
 
 
-def run_everywhere(commands: Sequence[Command], elastic: bool, patience_s: float) -> int:
+def run_everywhere(commands: Sequence[Command], elastic: bool, grace_period_s: float) -> int:
     """Runs each command on its host until all have ended; passes SIGTERM and SIGUSR1 to the ranks.
 
     Args:
         commands: one a host.
-        elastic: the hosts that are left go on without one that fails; else its end is theirs.
-        patience_s: seconds the others have to end by themselves after a first failure.
+        elastic: the hosts that are left continue without one that fails; else its end is theirs.
+        grace_period_s: seconds the others have to end by themselves after a first failure.
 
     Returns:
         0 if all ended well (elastic: the last one), else the status of the first that did not.
@@ -80,10 +80,10 @@ def run_everywhere(commands: Sequence[Command], elastic: bool, patience_s: float
 
     former = {number: signal.signal(number, pass_on) for number in SIGNALS}
     try:
-        return _wait(sessions, elastic, patience_s)
+        return _wait(sessions, elastic, grace_period_s)
     finally:
         for session in sessions:
-            session.hang_up()
+            session.close()
         for number, handler in former.items():
             signal.signal(number, handler)
 
@@ -108,7 +108,7 @@ def _open(command: Command, exported: dict[str, str]) -> _Session:
     return session
 
 
-def _wait(sessions: list[_Session], elastic: bool, patience_s: float) -> int:
+def _wait(sessions: list[_Session], elastic: bool, grace_period_s: float) -> int:
     running, failed, last = list(sessions), 0, 0
     deadline = None
     while running:
@@ -120,10 +120,10 @@ def _wait(sessions: list[_Session], elastic: bool, patience_s: float) -> int:
             failed = failed or last
             say(f"{session.host} ended with status {last}", style="yellow")
             if not elastic and deadline is None:
-                deadline = time.monotonic() + patience_s
+                deadline = time.monotonic() + grace_period_s
         if deadline is not None and time.monotonic() > deadline:
             for session in running:
-                session.hang_up()  # its agent saves, then kills, what is still there
+                session.close()  # its agent saves, then kills, what is still there
             deadline = None
         time.sleep(POLL_S)
     status = last if elastic else failed

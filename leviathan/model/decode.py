@@ -1,6 +1,6 @@
 """Generation: the input table materialized once, a key-value cache, prompts side by side.
 
-A batch is padded on the left, so the newest token of every row stands in the last column; padding
+A batch is padded on the left, so the newest token of every row is in the last column; padding
 is masked and positions are counted from each row's own first token.
 """
 
@@ -16,7 +16,7 @@ from leviathan.config.embedding import UntiedConfig
 from leviathan.model.embedding.table import UntiedEmbedding
 from leviathan.model.transformer import Attention, Block, CausalLM, meta_model, rotary, rotate
 
-OnToken = Callable[[int, int], bool]  # (row, new id) → whether the row goes on
+OnToken = Callable[[int, int], bool]  # (row, new id) → whether the row continues
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Sampling:
     seed: int = 0
 
 
-def materialized(model: CausalLM) -> CausalLM:
+def with_materialized_embedding(model: CausalLM) -> CausalLM:
     """The same model with an input table in place of what generates it; the rest is shared.
 
     A model that has a table is returned as it is.
@@ -72,13 +72,13 @@ def generate(
             newest half; callers that use `leviathan.evaluate.truncation.fit_prompt` avoid this.
         end: the id that ends a row; it is not handed on.
         on_token: called with (row, id); False ends the row.
-        sampling: greedy if left out.
+        sampling: greedy if omitted.
         first_row: number of the first row, which tells its random numbers.
     """
     how = sampling or Sampling()
     rows = list(range(len(prompts)))
     draws = [torch.Generator().manual_seed(how.seed + first_row + row) for row in rows]
-    decoding = Decoding(materialized(model), prompts)
+    decoding = DecodeState(with_materialized_embedding(model), prompts)
     for _ in range(new_tokens):
         uniform = torch.tensor([float(torch.rand((), generator=draws[row])) for row in rows])
         chosen = pick(decoding.logits(), how, uniform)
@@ -119,7 +119,7 @@ def _search(mass: Tensor, at: Tensor) -> Tensor:
     return torch.minimum(found, last)
 
 
-class Decoding:
+class DecodeState:
     """Rows of tokens being continued together, and what attention has to remember of them."""
 
     def __init__(self, model: CausalLM, prompts: Sequence[Sequence[int]]) -> None:
@@ -159,7 +159,7 @@ class Decoding:
         self.last = self._forward(tokens.view(-1, 1), cos, sin, mask, causal=False)
 
     def keep(self, places: Sequence[int]) -> None:
-        """Goes on with these rows alone, in this order."""
+        """Continues with these rows alone, in this order."""
         self.ids = [self.ids[place] for place in places]
         index = torch.tensor(places, device=self.device)
         self.caches = [cache.index_select(1, index) for cache in self.caches]

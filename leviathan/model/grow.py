@@ -2,7 +2,7 @@
 
 from leviathan.config.embedding import DigitConfig
 from leviathan.errors import ConfigError
-from leviathan.model.init import draw, rules
+from leviathan.model.init import draw_values, init_rules
 from leviathan.model.transformer import CausalLM
 
 
@@ -12,13 +12,13 @@ def grow_vocabulary(
     """A copy of a model that knows more ids: every parameter is taken over bit by bit.
 
     The input embedding is a function of digits, so b^k ids have vectors already and none of its
-    parameters changes; the output head gets new rows. Ids that were padding are drawn anew as well:
-    no gradient ever reached their rows.
+    parameters changes; the output head gets new rows. The rows of padding ids are initialized
+    again, because they received no gradient.
 
     Args:
         model: of a kind that generates from digits; it is left as it is.
         vocab_size: ids of the new tokenizer; the old ids must mean what they meant.
-        padded_vocab_size: rows of the new head; `vocab_size` if left out.
+        padded_vocab_size: rows of the new head; `vocab_size` if omitted.
         seed: of the new rows, drawn as at step 0.
 
     Raises:
@@ -48,8 +48,8 @@ def grow_vocabulary(
         )
     larger = config.model_copy(update={"vocab_size": vocab_size, "padded_vocab_size": rows})
     grown, state = CausalLM(larger).to(model.lm_head.weight), model.state_dict()
-    head, how = grown.lm_head.weight, rules(grown, larger)["lm_head.weight"]
-    new = draw("lm_head.weight", head.shape, how, seed).to(head)
+    head, how = grown.lm_head.weight, init_rules(grown, larger)["lm_head.weight"]
+    new = draw_values("lm_head.weight", head.shape, how, seed).to(head)
     new[:old] = state["lm_head.weight"][:old]
     grown.load_state_dict({**state, "lm_head.weight": new})
     return grown.train(model.training)

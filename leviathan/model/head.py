@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from leviathan.config.optim import Role
 from leviathan.config.schema import ModelConfig
-from leviathan.model.shards import ALONE, Peers, Plan, Shard
+from leviathan.model.tp_layout import NO_TP, Shard, TPGroup, TPPlan
 
 IGNORE = -100  # a target that is not scored
 CHUNK_LOGITS = 2**26  # logits at a time: 256 MiB of fp32
@@ -46,7 +46,7 @@ class LMHead(nn.Module):
         self.z_loss = z_loss
         self.vocab_size = config.vocab_size
         self.tied = tied_to is not None
-        self.tp = ALONE
+        self.tp = NO_TP
         shape = (config.padded_vocab_size, config.d_model)
         self.weight = nn.Parameter(torch.empty(shape)) if tied_to is None else tied_to
 
@@ -69,7 +69,7 @@ class LMHead(nn.Module):
         if output == "loss" and torch.is_grad_enabled():
             part = self._part()
             return _SummedCrossEntropy.apply(
-                part.peers.enter(flat), self.weight, ids, part, self.z_loss
+                part.peers.copy_to_tp(flat), self.weight, ids, part, self.z_loss
             )
         scores = self._scores(flat, ids)
         if output == "loss":
@@ -80,7 +80,7 @@ class LMHead(nn.Module):
         """Name → role. A tied head has no own parameter; the embedding declares the weight."""
         return {} if self.tied else {"weight": "head"}
 
-    def tp_plan(self) -> Plan:
+    def tp_layout(self) -> TPPlan:
         """Each rank has some of the ids."""
         return {"weight": Shard(0)}
 
@@ -90,7 +90,7 @@ class LMHead(nn.Module):
         return _Part(first, real, self.tp)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        return self.tp.joined(_masked_logits(hidden, self.weight, self._part().real), -1)
+        return self.tp.gather_from_tp(_masked_logits(hidden, self.weight, self._part().real), -1)
 
     @torch.no_grad()
     def _scores(self, hidden: Tensor, targets: Tensor) -> TokenScores:
@@ -118,7 +118,7 @@ class _Part(NamedTuple):
 
     first: int
     real: int
-    peers: Peers
+    peers: TPGroup
 
 
 def _masked_logits(hidden: Tensor, weight: Tensor, real: int) -> Tensor:

@@ -17,7 +17,7 @@ from leviathan.model.transformer import CausalLM
 RESIDUAL_OUTPUTS = ("o_proj.weight", "down_proj.weight")
 
 
-def draw(name: str, shape: torch.Size, how: Normal, seed: int) -> Tensor:
+def draw_values(name: str, shape: torch.Size, how: Normal, seed: int) -> Tensor:
     """The initial fp32 value of the parameter `name`, on the CPU."""
     if how.std == 0:
         return torch.full(shape, how.mean)
@@ -26,11 +26,11 @@ def draw(name: str, shape: torch.Size, how: Normal, seed: int) -> Tensor:
     return torch.empty(shape).normal_(how.mean, how.std, generator=generator)
 
 
-def rules(model: CausalLM, config: ModelConfig) -> dict[str, Normal]:
+def init_rules(model: CausalLM, config: ModelConfig) -> dict[str, Normal]:
     """How each parameter of the model is drawn, by its name."""
     embedding = {
         f"model.embed_tokens.{name}": how
-        for name, how in model.model.embed_tokens.initial(config).items()
+        for name, how in model.model.embed_tokens.init_spec(config).items()
     }
     residual_std = config.init_std / math.sqrt(2 * config.n_layers)
 
@@ -51,7 +51,7 @@ def init_weights(model: CausalLM, config: ModelConfig, seed: int) -> None:
     Backbone N(0, init_std²), residual outputs smaller by √(2·layers), norms one; the embedding as
     it says itself.
     """
-    how = rules(model, config)
+    how = init_rules(model, config)
     for name, parameter in model.named_parameters():
-        parameter.copy_(draw(name, parameter.shape, how[name], seed))
+        parameter.copy_(draw_values(name, parameter.shape, how[name], seed))
     model.model.embed_tokens.calibrate(config)

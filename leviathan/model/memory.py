@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields, replace
 
 from leviathan.config.embedding import LeviathanConfig
 from leviathan.config.schema import ModelConfig
-from leviathan.model.footprint import FP32, Layout, Sizes, reduce_bucket, sizes
 from leviathan.model.head import CHUNK_LOGITS
+from leviathan.model.parallel_layout import FP32, ParallelLayout, Sizes, reduce_bucket, sizes
 
 LIVE = 1_000_000_000  # elements: what ZeRO-3 lets stay gathered
 LEV_BLOCK = 8192  # ids at a time of the fused kernels
@@ -44,14 +44,14 @@ class Memory:
     moment: str
 
     @property
-    def parts(self) -> dict[str, int]:
+    def by_part(self) -> dict[str, int]:
         """All but the moment, by name."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "moment"}
 
     @property
     def total(self) -> int:
         """All parts."""
-        return sum(self.parts.values())
+        return sum(self.by_part.values())
 
 
 @dataclass(frozen=True)
@@ -66,14 +66,14 @@ class _Held:
     end: int  # communication, when it ends
 
 
-def memory(config: ModelConfig, layout: Layout) -> Memory:
+def memory(config: ModelConfig, layout: ParallelLayout) -> Memory:
     """Bytes of one rank.
 
     Raises:
         ConfigError: tp does not divide what it would cut.
     """
     size = sizes(config, layout.tp)
-    held = (_fsdp2 if layout.kind == "fsdp2" else _deepspeed)(config, size, layout)
+    held = (_fsdp2 if layout.engine == "fsdp2" else _deepspeed)(config, size, layout)
     saved, again = _activations(config, layout)
     table, hidden = _table(config, layout), _hidden(config, layout)
     head = Memory(
@@ -110,7 +110,7 @@ def memory(config: ModelConfig, layout: Layout) -> Memory:
     return max(head, begin, block, end, key=lambda each: each.total)
 
 
-def _fsdp2(config: ModelConfig, size: Sizes, layout: Layout) -> _Held:
+def _fsdp2(config: ModelConfig, size: Sizes, layout: ParallelLayout) -> _Held:
     """fp32 shards of all. The head's group is gathered throughout, of blocks one or two.
 
     A group's gradient is whole in the compute dtype, and once more in fp32 while it is reduced;
@@ -132,7 +132,7 @@ def _fsdp2(config: ModelConfig, size: Sizes, layout: Layout) -> _Held:
     )
 
 
-def _deepspeed(config: ModelConfig, size: Sizes, layout: Layout) -> _Held:
+def _deepspeed(config: ModelConfig, size: Sizes, layout: ParallelLayout) -> _Held:
     """ZeRO's stages; partitioned masters are a copy of their own, in fp32 as well.
 
     Gradients come in one bucket, whole; what a rank keeps of them is its part, but a parameter that
@@ -169,17 +169,17 @@ def _deepspeed(config: ModelConfig, size: Sizes, layout: Layout) -> _Held:
     )
 
 
-def _hidden(config: ModelConfig, layout: Layout) -> int:
+def _hidden(config: ModelConfig, layout: ParallelLayout) -> int:
     """One hidden state of a micro-batch."""
     return layout.compute_bytes * layout.micro_batch_size * config.seq_len * config.d_model
 
 
-def _table(config: ModelConfig, layout: Layout) -> int:
+def _table(config: ModelConfig, layout: ParallelLayout) -> int:
     """The head's weight, in the compute dtype."""
     return layout.compute_bytes * config.padded_vocab_size // layout.tp * config.d_model
 
 
-def _activations(config: ModelConfig, layout: Layout) -> tuple[int, int]:
+def _activations(config: ModelConfig, layout: ParallelLayout) -> tuple[int, int]:
     """Saved by the blocks of one micro-batch and the norm after them; by a block computed again."""
     tokens, low = layout.micro_batch_size * config.seq_len, layout.compute_bytes
     d, kv = config.d_model, config.n_kv_heads * (config.d_model // config.n_heads)
@@ -197,7 +197,7 @@ def _activations(config: ModelConfig, layout: Layout) -> tuple[int, int]:
     return tokens * (config.n_layers * low * d + ends), tokens * (block - low * d + moving)
 
 
-def _logits(config: ModelConfig, layout: Layout) -> int:
+def _logits(config: ModelConfig, layout: ParallelLayout) -> int:
     """See `leviathan.model.head`: one chunk of logits, and both gradients until the backward."""
     tokens, rows = layout.micro_batch_size * config.seq_len, config.padded_vocab_size // layout.tp
     chunk = min(tokens, max(1, CHUNK_LOGITS // rows))
@@ -210,7 +210,7 @@ def _logits(config: ModelConfig, layout: Layout) -> int:
     return FP32 * table + hidden + 2 * low * logits + max(FP32 * logits, low * table + passing)
 
 
-def _workspace(config: ModelConfig, layout: Layout) -> int:
+def _workspace(config: ModelConfig, layout: ParallelLayout) -> int:
     """What a generated embedding holds of a micro-batch's distinct ids, as if all were."""
     kind, low = config.embedding, layout.compute_bytes
     ids = min(layout.micro_batch_size * config.seq_len, config.vocab_size)

@@ -14,7 +14,7 @@ from leviathan.config.optim import Role
 from leviathan.config.schema import ModelConfig
 from leviathan.model.embedding import build_embedding
 from leviathan.model.head import IGNORE, LMHead, Output, TokenScores
-from leviathan.model.shards import ALONE, Plan, Shard
+from leviathan.model.tp_layout import NO_TP, Shard, TPPlan
 
 __all__ = ["IGNORE", "CausalLM", "Decoder", "TokenScores"]
 
@@ -22,7 +22,7 @@ __all__ = ["IGNORE", "CausalLM", "Decoder", "TokenScores"]
 def rotary(length: int, config: ModelConfig, device: torch.device) -> tuple[Tensor, Tensor]:
     """Cosines and sines `[T, head width]` in fp32, for rotate-half position encoding.
 
-    Computed anew in each forward pass: a buffer would be rounded with the model to bf16, and
+    Recomputed in each forward pass: a buffer would be rounded with the model to bf16, and
     lost where a model is built on the meta device. Source: arXiv 2104.09864, eq. 34.
     """
     width = config.d_model // config.n_heads
@@ -46,7 +46,7 @@ class Attention(nn.Module):
         super().__init__()
         self.width = config.d_model // config.n_heads
         self.grouped = config.n_kv_heads != config.n_heads
-        self.tp = ALONE
+        self.tp = NO_TP
         self.q_proj = nn.Linear(config.d_model, config.n_heads * self.width, bias=False)
         self.k_proj = nn.Linear(config.d_model, config.n_kv_heads * self.width, bias=False)
         self.v_proj = nn.Linear(config.d_model, config.n_kv_heads * self.width, bias=False)
@@ -54,20 +54,20 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """`[B, T, D] → [B, T, D]`."""
-        x = self.tp.enter(x)
+        x = self.tp.copy_to_tp(x)
         q, k, v = (
             proj(x).unflatten(-1, (-1, self.width)).transpose(1, 2)  # [B, heads, T, width]
             for proj in (self.q_proj, self.k_proj, self.v_proj)
         )
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.grouped)
-        return self.tp.total(self.o_proj(mixed.transpose(1, 2).flatten(-2)))
+        return self.tp.reduce_from_tp(self.o_proj(mixed.transpose(1, 2).flatten(-2)))
 
     def param_roles(self) -> Mapping[str, Role]:
         """The role of each of the module's own parameters."""
         return {f"{name}_proj.weight": "matrix" for name in "qkvo"}
 
-    def tp_plan(self) -> Plan:
+    def tp_layout(self) -> TPPlan:
         """Each rank has some of the heads."""
         columns = {f"{name}_proj.weight": Shard(0) for name in "qkv"}
         return {**columns, "o_proj.weight": Shard(1)}
@@ -81,18 +81,18 @@ class MLP(nn.Module):
         self.gate_proj = nn.Linear(config.d_model, config.d_ff, bias=False)
         self.up_proj = nn.Linear(config.d_model, config.d_ff, bias=False)
         self.down_proj = nn.Linear(config.d_ff, config.d_model, bias=False)
-        self.tp = ALONE
+        self.tp = NO_TP
 
     def forward(self, x: Tensor) -> Tensor:
         """`[B, T, D] → [B, T, D]`."""
-        x = self.tp.enter(x)
-        return self.tp.total(self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x)))
+        x = self.tp.copy_to_tp(x)
+        return self.tp.reduce_from_tp(self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x)))
 
     def param_roles(self) -> Mapping[str, Role]:
         """The role of each of the module's own parameters."""
         return {f"{name}_proj.weight": "matrix" for name in ("gate", "up", "down")}
 
-    def tp_plan(self) -> Plan:
+    def tp_layout(self) -> TPPlan:
         """Each rank has some of the hidden units."""
         rows = {f"{name}_proj.weight": Shard(0) for name in ("gate", "up")}
         return {**rows, "down_proj.weight": Shard(1)}

@@ -106,7 +106,7 @@ def _from_srun(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def share_cores(env: LaunchEnv) -> None:
+def limit_threads(env: LaunchEnv) -> None:
     """Gives each CPU rank its part of the machine's cores, unless the user said how many.
 
     Without this every rank starts a thread per core and they take turns; torchrun's own default of
@@ -119,7 +119,7 @@ def share_cores(env: LaunchEnv) -> None:
         torch.set_num_threads(max(1, (cores or 1) // env.local_world_size))
 
 
-def machine_name() -> str:
+def host_name() -> str:
     """What a speed was measured on: the accelerator, or the processor and its cores."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
@@ -133,11 +133,11 @@ def machine_name() -> str:
     return f"{' '.join(named.split()) or platform.machine()}, {cores} cores"
 
 
-def keep_pages() -> None:
+def keep_freed_memory() -> None:
     """Has malloc keep what is freed instead of giving it back to the system.
 
     A step on the CPU frees and takes the same large tensors again and again; asking the system for
-    them anew, page by page, is a tenth of it (`benchmarks/engines.py`). Elsewhere than under glibc
+    them again, page by page, is a tenth of it (`benchmarks/engines.py`). Elsewhere than under glibc
     nothing is done.
 
     Source: mallopt(3).

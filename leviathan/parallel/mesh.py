@@ -29,12 +29,12 @@ class Mesh:
     dp_group: dist.ProcessGroup
     tp_group: dist.ProcessGroup
     group: dist.ProcessGroup | None = None  # that the collectives here use; None: the default one
-    save_group: dist.ProcessGroup | None = None
+    checkpoint_process_group: dist.ProcessGroup | None = None
 
     @property
-    def apart(self) -> "Mesh":
+    def checkpoint_group(self) -> "Mesh":
         """The same ranks over a group of their own, for one thread beside the training."""
-        return replace(self, group=self.save_group)
+        return replace(self, group=self.checkpoint_process_group)
 
     @property
     def dp(self) -> int:
@@ -69,8 +69,8 @@ class Mesh:
         return values
 
     @contextmanager
-    def together(self) -> Iterator[None]:
-        """What fails in the body on one rank fails on all, so that nobody waits for ever.
+    def sync_errors(self) -> Iterator[None]:
+        """What fails in the body on one rank fails on all, so that no one waits forever.
 
         The body must not communicate. The first rank's error is raised everywhere.
         """
@@ -127,11 +127,18 @@ def init_mesh(env: LaunchEnv, tp: int, timeout_s: float = 1800) -> Mesh:
             ) from error
         # Not sooner: DeepSpeed holds on to the group, and a second run in this process needs it.
         atexit.register(leave_mesh)
-    save_group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
-    assert isinstance(save_group, dist.ProcessGroup)
+    checkpoint_process_group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+    assert isinstance(checkpoint_process_group, dist.ProcessGroup)
     axes = init_device_mesh(device.type, (env.world_size // tp, tp), mesh_dim_names=("dp", "tp"))
     groups = axes.get_group("dp"), axes.get_group("tp")
-    return Mesh(env.rank, env.world_size, tp, device, *groups, save_group=save_group)
+    return Mesh(
+        env.rank,
+        env.world_size,
+        tp,
+        device,
+        *groups,
+        checkpoint_process_group=checkpoint_process_group,
+    )
 
 
 def leave_mesh() -> None:

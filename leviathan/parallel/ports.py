@@ -9,7 +9,7 @@ PORTS = range(10000, 32768)
 
 
 def free_port() -> int:
-    """A TCP port of this machine that nobody listens on now, and that few others will choose."""
+    """A TCP port of this machine that no one listens on now, and that few others will choose."""
     draw = random.SystemRandom()  # two processes with the same seed must not choose the same port
     while True:
         port = draw.choice(PORTS)

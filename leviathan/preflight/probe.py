@@ -1,7 +1,7 @@
-"""`check --probe`: what the ranks themselves can do, seen on the ranks themselves.
+"""`check --probe`: measurements on the ranks of a launch.
 
-A step is as slow as its slowest rank, and no rank of a step tells which one that is: each waits for
-the others. So every rank first works for itself, on the same block of the model, all at once.
+A step is as slow as its slowest rank, but within a step all ranks wait for each other and look
+equally slow. Therefore every rank first computes the same block on its own, all at the same time.
 """
 
 import shutil
@@ -21,56 +21,59 @@ from leviathan.config.plan import RunPlan
 from leviathan.config.schema import RunConfig
 from leviathan.console import say
 from leviathan.data.dataset import open_dataset
-from leviathan.data.stream import TrainStream, check_fits
+from leviathan.data.loader import TrainLoader, check_fits
 from leviathan.engine import build_engine
 from leviathan.engine.base import Engine
-from leviathan.model.footprint import BUCKET, layout_of
+from leviathan.formatting import format_bytes, format_duration
 from leviathan.model.memory import memory
+from leviathan.model.parallel_layout import BUCKET, parallel_layout
 from leviathan.model.transformer import Block, rotary
 from leviathan.optim import lr_at
-from leviathan.parallel.launch_env import keep_pages, read_launch_env, share_cores
+from leviathan.parallel.heartbeat import HeartbeatMonitor
+from leviathan.parallel.launch_env import keep_freed_memory, limit_threads, read_launch_env
 from leviathan.parallel.mesh import Mesh, init_mesh
-from leviathan.parallel.watch import Watch
-from leviathan.preflight.report import Report, duration, size
-from leviathan.preflight.run import existing_folder
+from leviathan.preflight.report import Report
+from leviathan.preflight.run_checks import existing_folder
 from leviathan.train.loop import new_model
 
-SLOW = 1.3  # times the median rank's time
+SLOW = 1.3  # factor over the median rank's time
 WORK_S = 2.0
 STEPS = 2
 BUCKET_BYTES = 1 << 26
 ROUNDS = 5
-STALL = 0.05  # of the time between two checkpoints
+STALL = 0.05  # share of the time between two checkpoints
 
 
 def probe(config: RunConfig) -> Report:
-    """Two steps, a save and a bandwidth test on these ranks. Collective; leaves nothing behind.
+    """Measures two steps, a save and the bandwidth, and removes all files. Collective.
 
     Raises:
         ConfigError, DataError, CheckpointError: the same on every rank.
     """
     env = read_launch_env()
     plan, report = RunPlan(config, env.world_size), Report()
-    share_cores(env)
-    keep_pages()
-    mesh = init_mesh(env, config.parallel.tp, config.parallel.timeout_s)
+    limit_threads(env)
+    keep_freed_memory()
+    mesh = init_mesh(env, config.parallel.tp, config.parallel.collective_timeout_s)
     report.figures["world_size"] = mesh.world_size
-    with Watch(mesh, config.parallel.lost_after_s, "The others end now."):
-        say(f"Each of {mesh.world_size} rank(s) works {WORK_S:g} s for itself")
+    with HeartbeatMonitor(
+        mesh, config.parallel.heartbeat_timeout_s, "Shutting down the remaining ranks."
+    ):
+        say(f"Measuring compute on {mesh.world_size} rank(s) for {WORK_S:g} s")
         time_compute(report, config, mesh)
         _bandwidth(report, config, mesh)
         engine = build_engine(lambda: new_model(config), plan, mesh)
         step_s = _steps(report, plan, mesh, engine)
-        with _beside(config, mesh) as folder:
+        with _scratch_dir(config, mesh) as folder:
             _save(report, config, mesh, engine, folder, step_s)
     return report
 
 
 def time_compute(report: Report, config: RunConfig, mesh: Mesh) -> None:
-    """Every rank's time for a block forward and backward, all at the same time."""
+    """Measures the forward and backward time of one block on all ranks simultaneously."""
     passes = _block_passes(config, mesh.device)
     next(passes)
-    mesh.any(False)  # together: ranks that share a processor shall feel it
+    mesh.any(False)  # start together, so that ranks that share a processor compete
     begin, count = time.perf_counter(), 0
     while (spent := time.perf_counter() - begin) < WORK_S or not count:
         next(passes)
@@ -81,19 +84,21 @@ def time_compute(report: Report, config: RunConfig, mesh: Mesh) -> None:
     report.figures |= {"compute_s": times, "slow_ranks": slow}
     if slow:
         named = ", ".join(f"rank {rank} takes {times[rank] / median:.2f} times" for rank in slow)
-        report.say(
+        report.add(
             "compute",
-            "amber",
-            f"{named} the median of {median * 1e3:.2f} ms a block; the others will wait for it: "
-            "look at its clocks, its temperature, and who else is at work there",
+            "warning",
+            f"{named} the median of {median * 1e3:.2f} ms per block and slows all ranks. Check its "
+            "clocks, temperature and other processes.",
         )
         return
-    why = f"{median * 1e3:.2f} ms a block; the slowest rank {max(times) / median:.2f} times that"
-    report.say("compute", "green", why)
+    why = (
+        f"median {median * 1e3:.2f} ms per block; slowest rank {max(times) / median:.2f} times that"
+    )
+    report.add("compute", "ok", why)
 
 
 def _block_passes(config: RunConfig, device: torch.device) -> Iterator[None]:
-    """Endless passes through one block of the model, each done when it is yielded."""
+    """Yields after each completed forward and backward pass of one block."""
     model = config.model
     dtype = torch.bfloat16 if config.engine.precision == "bf16" else torch.float32
     block = Block(model).to(device, dtype)
@@ -107,7 +112,7 @@ def _block_passes(config: RunConfig, device: torch.device) -> Iterator[None]:
 
 
 def _bandwidth(report: Report, config: RunConfig, mesh: Mesh) -> None:
-    """Bytes a second that a rank sends in an all-reduce, as rings send them."""
+    """Measures the bytes/s that each rank sends in a ring all-reduce."""
     if mesh.world_size == 1:
         return
     bucket = torch.zeros(min(BUCKET_BYTES // 4, BUCKET), device=mesh.device)
@@ -118,27 +123,27 @@ def _bandwidth(report: Report, config: RunConfig, mesh: Mesh) -> None:
     for _ in range(ROUNDS):
         dist.all_reduce(bucket)
     _finished(mesh.device)
-    # The last rank's: the first to come only waits.
+    # The slowest rank's time: the others only wait.
     seconds = max(mesh.gather(time.perf_counter() - begin)) / ROUNDS
     sent = 2 * (mesh.world_size - 1) / mesh.world_size * _bytes(bucket)
     report.figures["bandwidth_bytes_per_s"] = sent / seconds
-    report.say("bandwidth", "green", f"{size(sent / seconds)}/s a rank: an all-reduce of "
-               f"{size(_bytes(bucket))} takes {seconds * 1e3:.1f} ms")  # fmt: skip
+    report.add("bandwidth", "ok", f"{format_bytes(sent / seconds)}/s per rank: an all-reduce of "
+               f"{format_bytes(_bytes(bucket))} takes {seconds * 1e3:.1f} ms")  # fmt: skip
 
 
 def _steps(report: Report, plan: RunPlan, mesh: Mesh, engine: Engine) -> float:
-    """Real steps on the run's first batches; seconds of the last."""
+    """Trains on the first batches of the run; returns the seconds of the last step."""
     config = plan.config
-    with mesh.together():
+    with mesh.sync_errors():
         dataset = open_dataset(config.data, config.model.seq_len)
         check_fits(dataset.info, config.model, config.train.global_batch_size)
     data, batch = config.data, config.train
-    stream = TrainStream(
+    stream = TrainLoader(
         dataset, config.seed, data.shuffle_window, batch.global_batch_size, batch.micro_batch_size
     )
     seconds, losses, tokens = [], [], 0
     for step in range(min(STEPS, batch.steps)):
-        with mesh.together():
+        with mesh.sync_errors():
             microbatches = stream.microbatches(step, mesh.dp_rank, mesh.dp)
         begin = time.perf_counter()
         stats = engine.train_step(microbatches, lr_at(config.optim, batch.steps, step))
@@ -147,16 +152,16 @@ def _steps(report: Report, plan: RunPlan, mesh: Mesh, engine: Engine) -> float:
         losses.append(stats.loss)
         tokens = stats.tokens
         if stats.skipped:
-            report.say("steps", "red", f"step {step + 1}: loss or gradients are not finite")
+            report.add("steps", "error", f"step {step + 1}: loss or gradients are not finite")
             return seconds[-1]
     whole = seconds[-1] * batch.steps
     report.figures |= {"losses": losses, "step_s": seconds[-1], "seconds": whole}
-    report.say(
+    report.add(
         "steps",
-        "green",
-        f"{len(losses)} done, losses {', '.join(f'{loss:.4f}' for loss in losses)}; the last took "
-        f"{seconds[-1]:.3g} s, {tokens / seconds[-1]:,.0f} tokens/s: {duration(whole)} for "
-        f"{batch.steps:,}",
+        "ok",
+        f"{len(losses)} steps, losses {', '.join(f'{loss:.4f}' for loss in losses)}; the last took "
+        f"{seconds[-1]:.3g} s, {tokens / seconds[-1]:,.0f} tokens/s: {format_duration(whole)} for "
+        f"{batch.steps:,} steps",
     )
     if mesh.device.type == "cuda":
         _memory(report, plan, mesh)
@@ -164,45 +169,45 @@ def _steps(report: Report, plan: RunPlan, mesh: Mesh, engine: Engine) -> float:
 
 
 def _memory(report: Report, plan: RunPlan, mesh: Mesh) -> None:
-    """The peak as CUDA's allocator saw it, beside the estimate."""
+    """Reports the peak of allocated CUDA memory beside the estimate."""
     peak = max(mesh.gather(torch.cuda.max_memory_allocated()))
     room = torch.cuda.get_device_properties(mesh.device).total_memory
-    expected = memory(plan.config.model, layout_of(plan.config, plan.world_size)).total
+    expected = memory(plan.config.model, parallel_layout(plan.config, plan.world_size)).total
     report.figures["memory"] = {"peak": peak, "estimate": expected, "device_bytes": room}
-    report.say("memory", "green", f"at most {size(peak)} of {size(room)}; estimated were "
-               f"{size(expected)}")  # fmt: skip
+    report.add("memory", "ok", f"peak {format_bytes(peak)} of {format_bytes(room)}; estimate "
+               f"{format_bytes(expected)}")  # fmt: skip
 
 
 def _save(
     report: Report, config: RunConfig, mesh: Mesh, engine: Engine, folder: Path, step_s: float
 ) -> None:
-    """Writes the tensors of a checkpoint."""
+    """Measures the writing of a checkpoint's tensors."""
     begin = time.perf_counter()
     engine.save(folder).wait()
     seconds = max(mesh.gather(time.perf_counter() - begin))
     written = mesh.broadcast(sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()))
     report.figures["save"] = {"bytes": written, "seconds": seconds}
-    why = f"{size(written)} in {seconds:.3g} s, {size(written / seconds)}/s"
+    why = f"{format_bytes(written)} in {seconds:.3g} s, {format_bytes(written / seconds)}/s"
     every = config.checkpoint.every
     if every and seconds > every * step_s:
-        report.say("save", "red", f"{why}: longer than the {every} steps between two of them "
+        report.add("save", "error", f"{why}: longer than the {every} steps between two saves "
                    "(checkpoint.every)")  # fmt: skip
-    elif every and not config.checkpoint.background and seconds > STALL * every * step_s:
+    elif every and not config.checkpoint.async_save and seconds > STALL * every * step_s:
         share = seconds / (every * step_s)
-        report.say("save", "amber", f"{why}: {share:.0%} of the time; checkpoint.background=true "
-                   "writes beside the training")  # fmt: skip
+        report.add("save", "warning", f"{why}: {share:.0%} of the training time; use "
+                   "checkpoint.async_save=true")  # fmt: skip
     else:
-        report.say("save", "green", why)
+        report.add("save", "ok", why)
 
 
 @contextmanager
-def _beside(config: RunConfig, mesh: Mesh) -> Iterator[Path]:
-    """A folder on the run folder's filesystem, and gone afterwards.
+def _scratch_dir(config: RunConfig, mesh: Mesh) -> Iterator[Path]:
+    """A temporary directory on the filesystem of the run directory.
 
-    Its name is always the same, so that what a killed probe has left goes with the next one.
+    Its name is fixed, so that the next probe removes what a killed one left.
     """
     folder = Path()
-    with mesh.together():
+    with mesh.sync_errors():
         if mesh.rank == 0:
             parent = existing_folder(config.run_dir.absolute().parent)
             folder = parent / f".{config.run_dir.name}.probe"

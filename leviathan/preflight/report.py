@@ -1,4 +1,4 @@
-"""What a check finds: rows with a verdict each, and the figures behind them."""
+"""Results of the preflight checks: findings with a level, and the figures behind them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,90 +7,70 @@ from typing import Any, Literal
 
 from leviathan.errors import LeviathanError
 
-Verdict = Literal["green", "amber", "red"]
-ORDER: tuple[Verdict, ...] = ("green", "amber", "red")
+Level = Literal["ok", "warning", "error"]
+ORDER: tuple[Level, ...] = ("ok", "warning", "error")
+_STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
 
 
 @dataclass(frozen=True)
-class Row:
-    """One thing that was looked at; `why` says what was found or what to do."""
+class Finding:
+    """The result of one check; `message` says what was found and what to do."""
 
-    what: str
-    verdict: Verdict
-    why: str
+    subject: str
+    level: Level
+    message: str
 
 
 @dataclass
 class Report:
-    """Rows in the order of looking, and figures for `--json`."""
+    """Findings in the order of the checks, and figures for `--json`."""
 
-    rows: list[Row] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
     figures: dict[str, Any] = field(default_factory=dict)
 
-    def say(self, what: str, verdict: Verdict, why: str) -> None:
-        """Adds a row."""
-        self.rows.append(Row(what, verdict, why))
+    def add(self, subject: str, level: Level, message: str) -> None:
+        """Adds a finding."""
+        self.findings.append(Finding(subject, level, message))
 
     @contextmanager
-    def about(self, what: str) -> Iterator[None]:
-        """What a user must mend becomes a red row, so that the rest is looked at as well."""
+    def catching(self, subject: str) -> Iterator[None]:
+        """Turns a user's error into a finding, so that the remaining checks run."""
         try:
             yield
         except LeviathanError as error:
-            self.say(what, "red", str(error))
+            self.add(subject, "error", str(error))
         except OSError as error:
-            self.say(what, "red", f"{error.filename or what}: {error.strerror}")
+            self.add(subject, "error", f"{error.filename or subject}: {error.strerror}")
 
     @property
-    def verdict(self) -> Verdict:
-        """The worst of all rows."""
-        worst: Verdict = "green"
-        for row in self.rows:
-            if ORDER.index(row.verdict) > ORDER.index(worst):
-                worst = row.verdict
-        return worst
+    def level(self) -> Level:
+        """The highest level of all findings."""
+        levels: list[Level] = [finding.level for finding in self.findings]
+        return max(levels, key=ORDER.index) if levels else "ok"
 
     def as_dict(self) -> dict[str, Any]:
-        """For `--json`."""
-        rows = [asdict(row) for row in self.rows]
-        return {"verdict": self.verdict, "rows": rows, **self.figures}
+        """The report for `--json`."""
+        findings = [asdict(finding) for finding in self.findings]
+        return {"level": self.level, "findings": findings, **self.figures}
 
 
 def table(report: dict[str, Any]) -> str:
-    """`Report.as_dict` as people read it."""
+    """Formats `Report.as_dict` for the terminal."""
     from rich.table import Table
     from rich.text import Text
 
     from leviathan.console import as_text
 
-    styles = {"green": "green", "amber": "yellow", "red": "bold red"}
-    shown = Table(title="Before the launch", title_justify="left")
-    for head in ("", "verdict", "found, and what to do"):
+    shown = Table(title="Preflight checks", title_justify="left")
+    for head in ("check", "result", "details"):
         shown.add_column(head, overflow="fold")
-    for row in report["rows"]:
-        verdict = Text(row["verdict"], style=styles[row["verdict"]])
-        shown.add_row(row["what"], verdict, Text(row["why"]))
-    counts = {v: sum(row["verdict"] == v for row in report["rows"]) for v in ORDER}
-    ends = {
-        "green": "Ready.",
-        "amber": "Ready, if the amber rows are meant so.",
-        "red": "Not ready: mend the red rows first.",
-    }
-    told = ", ".join(f"{number} {verdict}" for verdict, number in counts.items() if number)
-    return f"{as_text(shown)}\n{told}. {ends[report['verdict']]}"
-
-
-def size(count: float) -> str:
-    """Bytes as people read them."""
-    for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
-        if count >= unit:
-            return f"{count / unit:,.2f} {name}"
-    return f"{count / 1e3:,.1f} kB"
-
-
-def duration(seconds: float) -> str:
-    """Time as people read it."""
-    for unit, name in ((86400, "days"), (3600, "hours"), (60, "minutes")):
-        if seconds >= unit:
-            return f"{seconds / unit:,.1f} {name}"
-    return f"{seconds:.1f} s"
+    for finding in report["findings"]:
+        level = Text(finding["level"], style=_STYLES[finding["level"]])
+        shown.add_row(finding["subject"], level, Text(finding["message"]))
+    counts = [
+        f"{count} {level}{'s' if count > 1 else ''}"
+        for level in ("error", "warning")
+        if (count := sum(finding["level"] == level for finding in report["findings"]))
+    ]
+    outcome = "Failed" if report["level"] == "error" else "Passed"
+    return f"{as_text(shown)}\n{' with '.join([outcome, *filter(None, [' and '.join(counts)])])}."

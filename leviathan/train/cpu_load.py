@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-LEAST_S = 1.0  # minimum interval; the system counts in hundredths of a second
+MIN_INTERVAL_S = 1.0  # minimum interval; the system counts in hundredths of a second
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class CpuLoad:
         """
         now, former = self._read(self._pids), self._former
         total = now.total - former.total
-        if total < LEAST_S * self._cores:
+        if total < MIN_INTERVAL_S * self._cores:
             return {}
         self._former = now
         busy = total - (now.idle - former.idle)

@@ -10,63 +10,63 @@ from leviathan.checkpoint.layout import resolve_checkpoint
 from leviathan.checkpoint.load import fill_model, verify_checkpoint
 from leviathan.config.plan import RunPlan
 from leviathan.config.schema import RunConfig
-from leviathan.console import progress_bar, say
+from leviathan.console import progress_bar, say, times_on_lines
 from leviathan.data.dataset import Dataset, open_dataset
 from leviathan.data.format import DatasetInfo
-from leviathan.data.stream import TrainStream, check_fits
+from leviathan.data.loader import TrainLoader, check_fits
 from leviathan.engine import build_engine
 from leviathan.engine.base import Engine, StepStats
 from leviathan.errors import LeviathanError
 from leviathan.evaluate.in_loop import check_tasks, run_tasks, validate
-from leviathan.model.accounting import account
 from leviathan.model.init import init_weights
+from leviathan.model.model_stats import count_params
 from leviathan.model.transformer import CausalLM
 from leviathan.optim import lr_at
-from leviathan.parallel.launch_env import keep_pages, read_launch_env, share_cores
+from leviathan.parallel.heartbeat import HeartbeatMonitor
+from leviathan.parallel.launch_env import keep_freed_memory, limit_threads, read_launch_env
 from leviathan.parallel.mesh import Mesh, init_mesh
-from leviathan.parallel.watch import Watch
+from leviathan.train.checkpoint_manager import CheckpointManager
 from leviathan.train.cpu_load import CpuLoad, local_pids
-from leviathan.train.log_file import METRICS, logged_losses
 from leviathan.train.metrics import Metrics
-from leviathan.train.profiling import Profiler, ProfileWish
-from leviathan.train.run_dir import Start, describe, find_start, occupied
-from leviathan.train.saving import Saving
+from leviathan.train.metrics_log import METRICS, logged_losses
+from leviathan.train.profiling import ProfileConfig, Profiler
+from leviathan.train.run_dir import ResumePoint, describe_run, find_resume_point, lock_run_dir
 from leviathan.train.signals import StopSignal
 from leviathan.train.spikes import spike_threshold
-from leviathan.train.step_clock import StepClock
+from leviathan.train.step_timer import StepTimer
 from leviathan.train.tracker import Tracker, check_packages
 
 
-def train(config: RunConfig, profile: ProfileWish | None = None) -> None:
-    """Trains a run to its end, or until a signal; goes on where its newest checkpoint stands.
+def train(config: RunConfig, profile: ProfileConfig | None = None) -> None:
+    """Trains a run, from its latest checkpoint if there is one, until it is complete or stopped.
 
-    Runs alone, or as one rank of whichever launcher started it. Some steps may be profiled.
+    Runs as a single process, or as one rank of a launcher.
 
     Raises:
         ConfigError, DataError, CheckpointError: the same on every rank.
     """
     env = read_launch_env()
     plan = RunPlan(config, env.world_size)
-    share_cores(env)
-    keep_pages()
-    mesh = init_mesh(env, config.parallel.tp, config.parallel.timeout_s)
-    watch = Watch(
+    limit_threads(env)
+    keep_freed_memory()
+    mesh = init_mesh(env, config.parallel.tp, config.parallel.collective_timeout_s)
+    watch = HeartbeatMonitor(
         mesh,
-        config.parallel.lost_after_s,
-        "The others end now; the same command, on what is left, goes on from the newest "
-        f"checkpoint in {config.run_dir}.",
+        config.parallel.heartbeat_timeout_s,
+        "Shutting down the remaining ranks. Run the same command on the surviving nodes to resume "
+        f"from the latest checkpoint in {config.run_dir}.",
     )
-    with occupied(config.run_dir, mesh), StopSignal(mesh) as signal, watch:
-        with mesh.together():
+    with times_on_lines(), lock_run_dir(config.run_dir, mesh), StopSignal(mesh) as signal, watch:
+        with mesh.sync_errors():
             if mesh.rank == 0:
                 check_packages(config.tracking)
                 check_tasks(config)
             dataset = open_dataset(config.data, config.model.seq_len)
             check_fits(dataset.info, config.model, config.train.global_batch_size)
-        start = find_start(config, dataset.info, mesh)
+        start = find_resume_point(config, dataset.info, mesh)
         if start.step >= config.train.steps:
             _check_learned(config, start.step - start.skipped)
-            say(f"{config.run_dir}: complete after {start.step:,} steps, nothing to do.")
+            say(f"{config.run_dir}: already complete at step {start.step:,}.")
             return
         profiler = Profiler(profile, config.run_dir, mesh, config.engine.compile)
         _run(plan, mesh, dataset, start, signal, profiler)
@@ -76,36 +76,36 @@ def _run(
     plan: RunPlan,
     mesh: Mesh,
     dataset: Dataset,
-    start: Start,
+    start: ResumePoint,
     signal: StopSignal,
     profiler: Profiler,
 ) -> None:
     config, steps, info = plan.config, plan.config.train.steps, dataset.info
-    size = account(config.model)
+    size = count_params(config.model)
     say(
-        f"{size.kind}: {size.total:,} parameters on {mesh.world_size} rank(s), {steps:,} steps of "
-        f"{config.train.global_batch_size * config.model.seq_len:,} tokens; starting the engine"
+        f"{size.kind}: {size.total:,} parameters, {mesh.world_size} rank(s), {steps:,} steps of "
+        f"{config.train.global_batch_size * config.model.seq_len:,} tokens"
     )
     weights_from = None if start.checkpoint else first_weights(config, mesh)
-    clock = StepClock(mesh)
+    clock = StepTimer(mesh)
     engine = build_engine(
         lambda: profiler.attached(clock.attached(new_model(config, weights_from))), plan, mesh
     )
     if start.checkpoint:
         engine.load(start.checkpoint)
         say(f"Resuming from {start.checkpoint}")
-    saving = Saving(engine, config, mesh)
-    saving.rehearse(resumed=start.checkpoint is not None)
+    saving = CheckpointManager(engine, config, mesh)
+    saving.check_space(resumed=start.checkpoint is not None)
     metrics = _metrics(config, mesh, start, info)
     data, batch = config.data, config.train
-    stream = TrainStream(
+    stream = TrainLoader(
         dataset, config.seed, data.shuffle_window, batch.global_batch_size, batch.micro_batch_size
     )
     validates = "val" in info.splits and info.split("val").rows > 0
     done = start.step
     with progress_bar("train", total=steps, start=done) as bar, metrics, saving, profiler:
         for step in range(start.step, steps):
-            with metrics.waiting(), mesh.together():
+            with metrics.data_wait(), mesh.sync_errors():
                 microbatches = stream.microbatches(step, mesh.dp_rank, mesh.dp)
             lr, done = lr_at(config.optim, steps, step), step + 1
             logs = plan.is_due("log", done) or done == 1
@@ -119,38 +119,42 @@ def _run(
             metrics.add(stats, timed=not profiled)
             stop = signal.agreed(also=saving.failed)
             bar.advance(1, metrics.note(stats))
-            spiking = _is_spike(stats, metrics, batch.spike_deviations)
-            rows = stream.row_numbers(step).tolist() if spiking or stats.skipped else []
+            spiking = _is_spike(stats, metrics, batch.spike_threshold_mads)
+            rows = stream.sample_numbers(step).tolist() if spiking or stats.skipped else []
             if logs or spiking:
                 sampled = clock.figures() if logs else None
-                with mesh.together():
+                with mesh.sync_errors():
                     metrics.log(done, stats, lr, rows if spiking else None, sampled)
+            if logs:
+                say(metrics.line(done, stats, lr))
             if spiking:
                 _warn_spike(done, stats, rows)
             if stats.skipped:
-                _warn_skipped(done, metrics, config.optim.max_skipped, rows)
+                _warn_skipped(done, metrics, config.optim.max_consecutive_skips, rows)
             if validates and plan.is_due("evaluate", done):
                 with metrics.exclude_from_throughput():
                     found = _validation(engine, config, dataset, mesh, done)
-                with mesh.together():
+                with mesh.sync_errors():
                     metrics.write(step=done, **found)
             if plan.is_due("tasks", done):
                 with metrics.exclude_from_throughput():
                     found = _task_scores(engine, config, mesh, done)
-                with mesh.together():
+                with mesh.sync_errors():
                     metrics.write(step=done, **found)
             if done == steps:
                 _check_learned(config, engine.optimizer_steps)
             if stop or plan.is_due("checkpoint", done):
                 with metrics.exclude_from_throughput(saving=True):
-                    saving.begin(_state(info, metrics, done, start.run_id))
+                    saving.save(_state(info, metrics, done, start.run_id))
             if stop:
                 break
     if done < steps:
-        say(f"Told to stop: saved after step {done:,}; the same command goes on from there.")
+        say(
+            f"{signal.reason()}: checkpoint saved at step {done:,}. Run the same command to resume."
+        )
     else:
         skipped = f", {metrics.skipped:,} of them skipped" if metrics.skipped else ""
-        say(f"{config.run_dir}: complete after {steps:,} steps{skipped}.")
+        say(f"{config.run_dir}: complete at step {steps:,}{skipped}.")
         if metrics.skipped_in_a_row:
             say(
                 f"warning: the last {metrics.skipped_in_a_row:,} step(s) were skipped: their loss "
@@ -169,18 +173,18 @@ def _check_learned(config: RunConfig, optimizer_steps: int) -> None:
         raise LeviathanError(
             "train.all_steps_skipped",
             f"{config.run_dir}: all {config.train.steps:,} steps were skipped because loss or "
-            "gradients were not finite: the weights are unchanged. Lower optim.lr, increase "
-            "optim.warmup_steps, or check the rows listed above, and choose another run_dir",
+            "gradients were not finite; the weights are unchanged. Lower optim.lr, increase "
+            "optim.warmup_steps, or inspect the samples listed above, and choose another run_dir.",
         )
 
 
-def _metrics(config: RunConfig, mesh: Mesh, start: Start, info: DatasetInfo) -> Metrics:
-    """The run's log, wound back to where it goes on, and who else gets its lines. Collective."""
-    about = describe(config, info, mesh, start)
-    with mesh.together():
+def _metrics(config: RunConfig, mesh: Mesh, start: ResumePoint, info: DatasetInfo) -> Metrics:
+    """The run's metrics, truncated to the step to resume from, and its trackers. Collective."""
+    about = describe_run(config, info, mesh, start)
+    with mesh.sync_errors():
         losses = logged_losses(config.run_dir / METRICS, start.step) if mesh.rank == 0 else []
-    losses, size = mesh.broadcast(losses), account(config.model)
-    with mesh.together():
+    losses, size = mesh.broadcast(losses), count_params(config.model)
+    with mesh.sync_errors():
         metrics = Metrics(
             config.run_dir / METRICS,
             start.step,
@@ -201,23 +205,23 @@ def _metrics(config: RunConfig, mesh: Mesh, start: Start, info: DatasetInfo) -> 
 
 
 def first_weights(config: RunConfig, mesh: Mesh) -> Path | None:
-    """The checkpoint that `init_from` means, looked through; None without one. Collective.
+    """The checkpoint of `init_from`, verified; None without one. Collective.
 
     Raises:
-        CheckpointError: it is missing or damaged.
+        CheckpointError: it is missing or corrupt.
         ConfigError: its weights do not match this run's model, or its tokenizer does not match this
             run's dataset.
     """
     if config.init_from is None:
         return None
-    with mesh.together():
+    with mesh.sync_errors():
         source = resolve_checkpoint(config.init_from)
     source = mesh.broadcast(source)
-    with mesh.together():
+    with mesh.sync_errors():
         verify_checkpoint(source, mesh.rank, mesh.world_size)
         if mesh.rank == 0:
             warn_of(source, check_init_from(config, source))
-    say(f"Beginning with the weights of {source}")
+    say(f"Initialized the weights from {source}")
     return source
 
 
@@ -250,11 +254,11 @@ def _validation(
 
 
 def _task_scores(engine: Engine, config: RunConfig, mesh: Mesh, step: int) -> dict[str, Any]:
-    """What the tasks gave; where they cannot be run, that is told, and training goes on."""
+    """Scores of the tasks. If they cannot be run, prints a warning and training continues."""
     try:
         scores = run_tasks(engine, config, mesh, step)
     except LeviathanError as error:
-        say(f"step {step:,}: the tasks could not be run: {error}", style="yellow")
+        say(f"warning: step {step:,}: the tasks could not be run: {error}", style="yellow")
         return {"tasks": {}}
     shown = (f"{name} {value:.4f}" for name, value in scores.items() if "_stderr" not in name)
     say(f"step {step:,}: {', '.join(shown)}")
@@ -277,27 +281,27 @@ def _is_spike(stats: StepStats, metrics: Metrics, deviations: float) -> bool:
 
 def _warn_spike(step: int, stats: StepStats, rows: Sequence[int]) -> None:
     say(
-        f"step {step:,}: loss {stats.loss:.4f} stands out from those before; rows of the batch: "
+        f"step {step:,}: loss spike: {stats.loss:.4f}. Samples of the batch: "
         f"{', '.join(map(str, rows[:8]))}, … (all in metrics.jsonl)",
         style="yellow",
     )
 
 
 def _warn_skipped(step: int, metrics: Metrics, limit: int, rows: Sequence[int]) -> None:
-    """Says which step was skipped; ends a run that skips every step.
+    """Warns of a skipped step; ends a run with too many of them.
 
     Raises:
-        LeviathanError: `limit` steps in a row were not finite.
+        LeviathanError: `limit` consecutive steps were skipped.
     """
     say(
-        f"step {step:,}: loss or gradients are not finite; skipped, weights and moments unchanged "
-        f"({metrics.skipped:,} so far; rows {', '.join(map(str, rows[:8]))}, …)",
+        f"step {step:,}: skipped, because loss or gradients are not finite "
+        f"({metrics.skipped:,} skipped so far; samples {', '.join(map(str, rows[:8]))}, …)",
         style="yellow",
     )
     if metrics.skipped_in_a_row >= limit:
         raise LeviathanError(
             "train.too_many_skips",
             f"step {step:,}: loss or gradients were not finite in {limit} consecutive steps "
-            "(optim.max_skipped): lower optim.lr, lengthen optim.warmup_steps, or "
+            "(optim.max_consecutive_skips): lower optim.lr, lengthen optim.warmup_steps, or "
             "inspect the samples listed above",
         )

@@ -1,4 +1,4 @@
-"""What a run says of itself: the lines of metrics.jsonl, and the note on the terminal.
+"""The metrics of a run: the lines of metrics.jsonl and of the console.
 
 Everything is counted from what the engine returns anyway: nothing here waits for a device.
 """
@@ -7,20 +7,21 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from leviathan.console import utc_now
 from leviathan.engine.base import StepStats
+from leviathan.formatting import format_clock
+from leviathan.hardware import find_device
 from leviathan.train.cpu_load import CpuLoad
-from leviathan.train.log_file import append, plain, rewind
+from leviathan.train.metrics_log import append, rewind, without_nan
 from leviathan.train.spikes import WINDOW
 from leviathan.train.tracker import Tracker
 
 # Dense bf16 FLOP/s of one device, by a part of its name; MFU is null for any other.
-PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "B200": 2250e12}
 SMOOTHING = 0.95  # share of the former in the smoothed loss: about the last 20 steps
 
 
@@ -29,7 +30,7 @@ class Metrics:
 
     Args:
         path: metrics.jsonl; lines of steps beyond `step` are removed from it, because these steps
-            are about to be done anew.
+            are about to be repeated.
         step: finished steps.
         tokens: target tokens trained on so far.
         skipped: steps so far whose gradients were not finite.
@@ -38,7 +39,7 @@ class Metrics:
         writes: False on all ranks but the first.
         losses: as logged before, oldest first; the same on every rank.
         steps: of the whole run, for the time left; 0 where it is not known.
-        six_n_flops_per_token: as `flops_per_token`, in the 6·N convention; see `Accounting`.
+        six_n_flops_per_token: as `flops_per_token`, in the 6·N convention; see `ModelStats`.
         peak_flops: of one device, FLOP/s; None takes that of the device's name.
 
     Attributes:
@@ -87,7 +88,7 @@ class Metrics:
         self._saved, self._profiled = 0.0, 0
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
+    def data_wait(self) -> Iterator[None]:
         """Time spent inside is time without data."""
         begin = time.perf_counter()
         yield
@@ -149,16 +150,28 @@ class Metrics:
         return self._steps_left * tokens_per_step / rate if rate and self._steps_left >= 0 else None
 
     def note(self, stats: StepStats) -> str:
-        """What stands beside the progress bar: smoothed loss, speed, MFU, time left."""
+        """The text beside the progress bar: smoothed loss, throughput, MFU and ETA."""
+        loss = stats.loss if self._smooth is None else self._smooth
+        return " · ".join([f"smoothed loss {loss:.4f}", *self._speed(stats)])
+
+    def line(self, step: int, stats: StepStats, lr: float) -> str:
+        """The console line of a logged step, which ended at `step` finished steps."""
+        parts = [
+            f"step {step:,}/{step + self._steps_left:,}",
+            f"loss {stats.loss:.4f}",
+            f"lr {lr:.2e}",
+            f"grad norm {stats.grad_norm:.3g}",
+        ]
+        return " · ".join([*parts, *self._speed(stats)])
+
+    def _speed(self, stats: StepStats) -> list[str]:
         rate, left = self.steady_tokens_per_s, self._seconds_left(stats.tokens)
-        parts = [f"smoothed loss {stats.loss if self._smooth is None else self._smooth:.4f}"]
-        if rate:
-            parts.append(f"{rate:,.0f} tokens/s")
+        parts = [f"{rate:,.0f} tokens/s"] if rate else []
         if rate and self._peak:
             parts.append(f"MFU {rate * self._flops / self._peak:.1%}")
-        if left:
-            parts.append(f"{timedelta(seconds=round(left))} left")
-        return " · ".join(parts)
+        if left is not None:
+            parts.append(f"ETA {format_clock(left)}")
+        return parts
 
     def log(
         self,
@@ -175,7 +188,7 @@ class Metrics:
             stats: of the last one.
             lr: of the last one.
             spike_rows: row numbers of a batch whose loss stands out; else there are none.
-            sampled: what `StepClock` has seen of this step.
+            sampled: what `StepTimer` has seen of this step.
         """
         rate, peak = self.tokens_per_s, self._peak
         self.write(
@@ -198,28 +211,28 @@ class Metrics:
             **({"profiled_steps": self._profiled} if self._profiled else {}),
             **({} if spike_rows is None else {"spike_rows": list(spike_rows)}),
         )
-        line_loss = plain(stats.loss)
+        line_loss = without_nan(stats.loss)
         if line_loss is not None:
             self.losses.append(line_loss)
         self._restart_clock()
 
     def write(self, **values: Any) -> None:
-        """Appends one object; what is no number in JSON becomes null.
+        """Appends one object; what is not a number in JSON becomes null.
 
         Raises:
             LeviathanError: the disk does not take it.
         """
         if not self._writes:
             return
-        line = plain(values)
+        line = without_nan({**values, "time": utc_now()})
         append(self._path, line)
         if self.tracker is not None:
             self.tracker.log(line)
 
 
 def device_peak_flops() -> float:
-    """The device's dense bf16 peak, 0 where it is not known (as on a CPU)."""
+    """Dense bf16 peak of this rank's device in FLOP/s; 0 if it is not known, as on a CPU."""
     if not torch.cuda.is_available():
         return 0.0
-    name = torch.cuda.get_device_name()
-    return next((peak for part, peak in PEAK_FLOPS.items() if part in name), 0.0)
+    device = find_device(torch.cuda.get_device_name())
+    return device.flops if device else 0.0

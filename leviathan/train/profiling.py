@@ -22,10 +22,11 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from leviathan.console import as_text, say
 from leviathan.errors import ConfigError
+from leviathan.formatting import format_bytes
 from leviathan.model.transformer import CausalLM
 from leviathan.parallel.mesh import Mesh
 
-MARK = "module: "
+MODULE_MARK = "module: "
 PRODUCTS = ("mm", "addmm", "addmm_", "bmm", "baddbmm", "_scaled_mm", "mkldnn_linear")
 ATTENTION = ("scaled_dot_product", "flash_attention", "efficient_attention")
 TOP = 25  # rows of the table as text; the CSV has all
@@ -33,7 +34,7 @@ SNAPSHOT_ENTRIES = 100_000  # allocations remembered on CUDA
 
 
 @dataclass(frozen=True)
-class ProfileWish:
+class ProfileConfig:
     """Which steps to look at, counted from 1 as in the log."""
 
     first: int
@@ -41,7 +42,7 @@ class ProfileWish:
     memory: bool = False
 
 
-def parse_wish(text: str | None, memory: bool, steps: int) -> ProfileWish | None:
+def parse_profile(text: str | None, memory: bool, steps: int) -> ProfileConfig | None:
     """What `--profile` and `--memory-snapshot` say, for a run of so many steps.
 
     Raises:
@@ -65,13 +66,15 @@ def parse_wish(text: str | None, memory: bool, steps: int) -> ProfileWish | None
             "cli.invalid_option",
             f"--profile {text}: expected steps between 1 and train.steps={steps}",
         )
-    return ProfileWish(first, last, memory)
+    return ProfileConfig(first, last, memory)
 
 
 class Profiler:
     """Watches some steps on the first rank; leaving the context early writes what there is."""
 
-    def __init__(self, wish: ProfileWish | None, run_dir: Path, mesh: Mesh, compiled: bool) -> None:
+    def __init__(
+        self, wish: ProfileConfig | None, run_dir: Path, mesh: Mesh, compiled: bool
+    ) -> None:
         self._wish = wish if mesh.rank == 0 else None
         self._steps = range(wish.first, wish.last + 1) if wish is not None else range(0)
         self._cuda, self._compiled = mesh.device.type == "cuda", compiled
@@ -113,7 +116,7 @@ class Profiler:
         if self._profile is not None and number >= self._wish.last:
             self._finish()
 
-    def _start(self, wish: ProfileWish) -> None:
+    def _start(self, wish: ProfileConfig) -> None:
         self._hooks = [hook for name, module in self._modules for hook in _marked(name, module)]
         activities = [ProfilerActivity.CPU]
         if self._cuda:
@@ -139,7 +142,7 @@ class Profiler:
         if self._cuda and self._wish.memory:
             torch.cuda.memory._record_memory_history(enabled=None)
 
-    def _write(self, done: profile, wish: ProfileWish) -> None:
+    def _write(self, done: profile, wish: ProfileConfig) -> None:
         trace = self.folder / "trace.json"
         done.export_chrome_trace(str(trace))
         rows = operators(done.events(), self._cuda)
@@ -150,7 +153,7 @@ class Profiler:
             text += "\nmemory.pickle: every allocation, for https://pytorch.org/memory_viz\n"
         elif wish.memory:
             peak = write_memory(trace, self.folder / "memory.csv")
-            text += f"\nmemory.csv: torch held up to {peak / 1e6:,.1f} MB more than at first\n"
+            text += f"\nmemory.csv: torch held up to {format_bytes(peak)} more than at first\n"
         (self.folder / "operators.txt").write_text(text, encoding="utf-8")
         say(f"{self.folder}: trace and operators of steps {wish.first}-{wish.last}")
         say(text.splitlines()[0])
@@ -161,7 +164,7 @@ def _marked(name: str, module: nn.Module) -> Iterator[Any]:
     opened: list[record_function] = []
 
     def before(module: nn.Module, args: Any) -> None:
-        opened.append(record_function(MARK + name))
+        opened.append(record_function(MODULE_MARK + name))
         opened[-1].__enter__()
 
     def after(module: nn.Module, args: Any, output: Any) -> None:
@@ -209,7 +212,7 @@ def operators(events: Any, cuda: bool) -> list[Operator]:
     }
     for event in here:
         own = event.self_device_time_total if cuda else event.self_cpu_time_total
-        key = (*_place(event, makers), event.name.removeprefix(MARK))
+        key = (*_place(event, makers), event.name.removeprefix(MODULE_MARK))
         seconds[key] += own / 1e6
         calls[key] += 1
     total = sum(seconds.values()) or 1.0
@@ -230,9 +233,9 @@ def _in_backward(event: Any) -> bool:
 def _place(event: Any, makers: dict[int, Any]) -> tuple[str, str]:
     """Module and phase that an event belongs to; layers are not told apart."""
     for above in _upwards(event):
-        if above.name.startswith(MARK):
+        if above.name.startswith(MODULE_MARK):
             phase = "backward" if _in_backward(above) else "forward"
-            return re.sub(r"layers\.\d+", "layers.*", above.name.removeprefix(MARK)), phase
+            return re.sub(r"layers\.\d+", "layers.*", above.name.removeprefix(MODULE_MARK)), phase
         if "evaluate_function" in above.name:
             maker = makers.get(above.sequence_nr)
             return (_place(maker, {})[0] if maker else "other"), "backward"

@@ -1,41 +1,41 @@
-"""The run folder: who works in it, which run it belongs to, and where to go on."""
+"""The run directory: its lock, the run that it belongs to, and the point to resume from."""
 
-import fcntl
 import json
 import os
 import secrets
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from leviathan import __version__
-from leviathan.checkpoint.layout import read_state, step_of, tidy
-from leviathan.checkpoint.load import newest_whole, read_run_config
+from leviathan.checkpoint.layout import clean_up, read_state, step_of
+from leviathan.checkpoint.load import latest_valid, read_run_config
 from leviathan.checkpoint.manifest import CONFIG, RUN, write_json
 from leviathan.config.identity import changed_keys, flatten
 from leviathan.config.load import dump_config
 from leviathan.config.schema import RunConfig
-from leviathan.data.files import write_atomic
 from leviathan.data.format import DatasetInfo
 from leviathan.errors import CheckpointError, ConfigError
-from leviathan.model.accounting import account
+from leviathan.files import write_atomic
+from leviathan.locks import lock_file
+from leviathan.model.model_stats import count_params
 from leviathan.model.transformer import meta_model
 from leviathan.optim import describe_groups
-from leviathan.parallel.launch_env import machine_name
+from leviathan.parallel.launch_env import host_name
 from leviathan.parallel.mesh import Mesh
-from leviathan.train.log_file import METRICS, writing
+from leviathan.train.metrics_log import METRICS, reported_write_errors
 
 LOCK = ".lock"
 
 
 @dataclass(frozen=True)
-class Start:
-    """Where a run begins or goes on."""
+class ResumePoint:
+    """The step from which a run starts or resumes."""
 
     step: int = 0  # finished steps
     tokens: int = 0  # target tokens trained on so far
@@ -46,73 +46,57 @@ class Start:
 
 
 @contextmanager
-def occupied(run_dir: Path, mesh: Mesh) -> Iterator[None]:
-    """Keeps a second run out of the folder while this one works in it; the lock dies with us.
-
-    A run that ends before it has written anything leaves nothing behind.
+def lock_run_dir(run_dir: Path, mesh: Mesh) -> Iterator[None]:
+    """Locks the run directory for this run, and removes it again if nothing was written.
 
     Raises:
-        ConfigError: somebody is at work there, or the folder cannot be made.
+        ConfigError: another process trains in the directory, or it cannot be created.
     """
-    lock, made = None, False
-    try:
-        with mesh.together():
+    with ExitStack() as held:
+        with mesh.sync_errors():
             if mesh.rank == 0:
-                made = not run_dir.exists()
-                lock = _lock(run_dir)
+                if not run_dir.exists():
+                    held.callback(_remove_if_empty, run_dir)
+                try:
+                    run_dir.mkdir(parents=True, exist_ok=True)
+                    held.enter_context(lock_file(run_dir / LOCK))
+                except BlockingIOError:
+                    raise ConfigError(
+                        "run_dir.locked",
+                        f"run_dir={run_dir}: another process is training in this directory (see "
+                        "run.json). Wait for it, stop it, or choose another run_dir.",
+                    ) from None
+                except OSError as error:
+                    raise ConfigError(
+                        "run_dir.not_writable", f"run_dir={run_dir}: cannot be used ({error})"
+                    ) from None
         yield
-    finally:
-        if lock is not None:
-            with suppress(OSError):  # the folder is not empty: the run has begun
-                (run_dir / LOCK).unlink()
-                if made:
-                    run_dir.rmdir()
-            lock.close()
 
 
-def _lock(run_dir: Path) -> TextIO:
-    """The lock of a run folder, taken; it is free again once the file is closed."""
-    path = run_dir / LOCK
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        lock = path.open("w")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not os.path.samestat(os.fstat(lock.fileno()), path.stat()):
-                raise BlockingIOError  # its owner was just removing it, and somebody was faster
-        except OSError:
-            lock.close()
-            raise
-    except BlockingIOError:
-        raise ConfigError(
-            "run_dir.locked",
-            f"run_dir={run_dir}: another process is training there (its ranks stand in run.json): "
-            "wait for it, stop it, or choose another run_dir",
-        ) from None
-    except OSError as error:
-        raise ConfigError(
-            "run_dir.not_writable", f"run_dir={run_dir}: cannot be used ({error})"
-        ) from None
-    return lock
+def _remove_if_empty(directory: Path) -> None:
+    with suppress(OSError):
+        directory.rmdir()
 
 
-def find_start(config: RunConfig, info: DatasetInfo, mesh: Mesh) -> Start:
-    """The newest whole checkpoint of this run, or its beginning. Collective.
+def find_resume_point(config: RunConfig, info: DatasetInfo, mesh: Mesh) -> ResumePoint:
+    """The latest valid checkpoint of this run, or its beginning. Collective.
 
     Raises:
         ConfigError: the folder holds a run with another configuration.
         CheckpointError: no checkpoint is whole, or the dataset is another one.
     """
-    checkpoint = newest_whole(config.run_dir, mesh)
-    with mesh.together():
-        start = resumed_start(config, info, checkpoint) if checkpoint else first_start(config)
-    with mesh.together():
+    checkpoint = latest_valid(config.run_dir, mesh)
+    with mesh.sync_errors():
+        start = (
+            resume_point_of(config, info, checkpoint) if checkpoint else new_resume_point(config)
+        )
+    with mesh.sync_errors():
         if mesh.rank == 0:  # not sooner: a run that is refused leaves all as it was
-            tidy(config.run_dir, step_of(checkpoint) if checkpoint else 0)
+            clean_up(config.run_dir, step_of(checkpoint) if checkpoint else 0)
     return start
 
 
-def first_start(config: RunConfig) -> Start:
+def new_resume_point(config: RunConfig) -> ResumePoint:
     """Step 0, unless that would overwrite what another run has logged.
 
     Raises:
@@ -121,15 +105,15 @@ def first_start(config: RunConfig) -> Start:
     log = config.run_dir / METRICS
     if log.is_file() and log.stat().st_size:
         _same_run(config, read_run_config(config.run_dir), config.run_dir / CONFIG)
-        return Start(run_id=_former_id(config.run_dir) or _new_id())
-    return Start(run_id=_new_id())
+        return ResumePoint(run_id=_previous_id(config.run_dir) or _new_id())
+    return ResumePoint(run_id=_new_id())
 
 
 def _new_id() -> str:
     return secrets.token_hex(4)
 
 
-def _former_id(run_dir: Path) -> str | None:
+def _previous_id(run_dir: Path) -> str | None:
     try:
         found = json.loads((run_dir / RUN).read_text()).get("run_id")
     except (OSError, ValueError, AttributeError):
@@ -137,7 +121,7 @@ def _former_id(run_dir: Path) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def resumed_start(config: RunConfig, info: DatasetInfo, checkpoint: Path) -> Start:
+def resume_point_of(config: RunConfig, info: DatasetInfo, checkpoint: Path) -> ResumePoint:
     """Where a checkpoint stands, if it is of this run and of this dataset.
 
     Raises:
@@ -154,8 +138,8 @@ def resumed_start(config: RunConfig, info: DatasetInfo, checkpoint: Path) -> Sta
             f"({info.fingerprint[:12]}…): point data.path to the former, or "
             "choose another run_dir",
         )
-    run_id = state.get("tracker_id") or _former_id(config.run_dir) or _new_id()
-    return Start(state["step"], state["tokens"], state["skipped"], checkpoint, run_id)
+    run_id = state.get("tracker_id") or _previous_id(config.run_dir) or _new_id()
+    return ResumePoint(state["step"], state["tokens"], state["skipped"], checkpoint, run_id)
 
 
 def _same_run(config: RunConfig, former: RunConfig, source: Path) -> None:
@@ -176,11 +160,13 @@ def _same_run(config: RunConfig, former: RunConfig, source: Path) -> None:
         )
 
 
-def describe(config: RunConfig, info: DatasetInfo, mesh: Mesh, start: Start) -> dict[str, Any]:
+def describe_run(
+    config: RunConfig, info: DatasetInfo, mesh: Mesh, start: ResumePoint
+) -> dict[str, Any]:
     """Writes config.yaml, and run.json with the ranks' process ids. Collective.
 
     Returns:
-        What stands in run.json.
+        What is in run.json.
 
     Raises:
         LeviathanError: the disk does not take them.
@@ -192,16 +178,16 @@ def describe(config: RunConfig, info: DatasetInfo, mesh: Mesh, start: Start) -> 
         "pid": [rank["pid"] for rank in ranks],
         "host": [rank["host"] for rank in ranks],
         "started_at_step": start.step,
-        "machine": machine_name(),
+        "machine": host_name(),
         "date": datetime.now(UTC).date().isoformat(),
-        "parameters": asdict(account(config.model)),
+        "parameters": asdict(count_params(config.model)),
         "param_groups": model_groups(config),
         "data_fingerprint": info.fingerprint,
     }
-    with mesh.together():
+    with mesh.sync_errors():
         if mesh.rank == 0:
             described["code"] = code_version()
-            with writing(config.run_dir):
+            with reported_write_errors(config.run_dir):
                 write_atomic(config.run_dir / CONFIG, dump_config(config).encode())
                 write_json(config.run_dir / RUN, described)
     return described

@@ -1,13 +1,13 @@
-"""Being told to stop: a signal only sets a flag, the loop acts on it between two steps.
+"""Stopping by signals: the handler sets a flag, and the loop stops after the current step.
 
-A launcher that is gone is a signal too: its ranks would train on with nobody to stop them.
+The end of the launcher counts as a signal, because nothing could stop its ranks afterwards.
 """
 
 import signal
 from types import FrameType
 from typing import Any
 
-from leviathan.parallel.launchers import launcher_processes
+from leviathan.parallel.launcher_processes import launcher_processes
 from leviathan.parallel.mesh import Mesh
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
@@ -18,7 +18,7 @@ class StopSignal:
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
-        self._received = False
+        self._received: str | None = None
         self._launchers = launcher_processes()
         self._former: dict[signal.Signals, Any] = {}
 
@@ -32,11 +32,18 @@ class StopSignal:
             signal.signal(number, former)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        self._received = True
+        self._received = signal.Signals(number).name
 
     def agreed(self, also: bool = False) -> bool:
-        """True on every rank once any was told to stop, its launcher died, or it says so itself.
+        """Whether any rank received a signal, lost its launcher, or passes `also`. Collective."""
+        return self._mesh.any(also or self._reason() is not None)
 
-        Collective.
-        """
-        return self._mesh.any(also or self._received or launcher_processes() != self._launchers)
+    def reason(self) -> str:
+        """Why the run stops, as the first rank with a reason has it. Collective."""
+        reasons = [reason for reason in self._mesh.gather(self._reason()) if reason]
+        return reasons[0] if reasons else "A checkpoint could not be saved"
+
+    def _reason(self) -> str | None:
+        if self._received is not None:
+            return f"Received {self._received}"
+        return "The launcher ended" if launcher_processes() != self._launchers else None

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Sequence
 
 WINDOW = 100  # logged losses that are looked back upon
-ENOUGH = 20  # of them, before anything can stand out
+MIN_LOSSES = 20  # of them, before anything can stand out
 FLOOR = 0.01  # of the median: a loss that hardly moves has no spikes of thousandths
 SIGMA = 1.4826  # times the median absolute deviation: a normal distribution's standard deviation
 
@@ -24,7 +24,7 @@ def spike_threshold(losses: Sequence[float], deviations: float) -> float:
         Infinity where nothing can be said: switched off, or fewer than `ENOUGH` losses.
     """
     recent = list(losses)[-WINDOW:]
-    if deviations == 0 or len(recent) < ENOUGH:
+    if deviations == 0 or len(recent) < MIN_LOSSES:
         return math.inf
     median = statistics.median(recent)
     deviation = SIGMA * statistics.median([abs(loss - median) for loss in recent])

@@ -19,7 +19,7 @@ from leviathan.config.tracking import TrackingConfig, WandbConfig
 from leviathan.console import say
 from leviathan.credentials import cleaned
 from leviathan.errors import ConfigError
-from leviathan.train.log_file import METRICS, read_lines
+from leviathan.train.metrics_log import METRICS, read_lines
 
 KINDS = ("loss", "val_loss", "tasks")  # what tells the lines of one step apart
 DELIVERED = "tracking.json"
@@ -55,13 +55,13 @@ class Tracker:
     Args:
         config: the run.
         run_id: kept over restarts.
-        step: finished steps; what a former start logged beyond them is done anew.
+        step: finished steps; what a former start logged beyond them is repeated.
         about: facts to stand beside the configuration: code, data, machine.
     """
 
     def __init__(self, config: RunConfig, run_id: str, step: int, about: dict[str, Any]) -> None:
         self._services: list[_Service] = []
-        tracking, described = config.tracking, {**public(config), "about": about}
+        tracking, described = config.tracking, {**public_config(config), "about": about}
         if (wandb := tracking.wandb) is not None:
             self._open("wandb", lambda: _Wandb(wandb, config.run_dir, run_id, described))
         if tracking.tensorboard:
@@ -118,14 +118,17 @@ def attach(run_dir: Path, images: dict[str, Path]) -> bool:
 
 def _warn(name: str, error: Exception) -> None:
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    say(f"{name} fails and is left alone, metrics.jsonl goes on: {reason}", style="yellow")
+    say(
+        f"warning: {name} failed and is disabled; metrics.jsonl is still written: {reason}",
+        style="yellow",
+    )
 
 
 class _Wandb:
     """One run of theirs for one of ours, however often it is started.
 
-    Its history only grows, so a step that is done anew is not sent twice: the values are the same.
-    What was sent stands in tracking.json; what was not, from before this start, is sent now.
+    Its history only grows, so a step that is repeated is not sent twice: the values are the same.
+    What was sent is in tracking.json; what was not, from before this start, is sent now.
     """
 
     def __init__(
@@ -148,7 +151,7 @@ class _Wandb:
     def _begin(self, config: WandbConfig, run_dir: Path, described: dict[str, Any]) -> Any:
         """A run on their server; where that cannot be had, one on disk to be sent later."""
         settings = self._wandb.Settings(
-            silent=True,
+            silent=True,  # the location of an offline run is printed in `close`
             console="off",
             disable_git=True,
             save_code=False,
@@ -169,8 +172,8 @@ class _Wandb:
                 return self._wandb.init(mode="online", **wishes)
             except Exception as error:
                 say(
-                    f"wandb cannot be reached, the run is kept for `wandb sync {run_dir}/wandb/"
-                    f"offline-run-*`: {str(error).splitlines()[0]}",
+                    f"warning: wandb cannot be reached, logging offline: "
+                    f"{str(error).splitlines()[0]}",
                     style="yellow",
                 )
                 self._wandb.teardown()  # it holds on to the id of the run that did not begin
@@ -191,7 +194,10 @@ class _Wandb:
         self._run.log({"step": max(self._sent.values(), default=0), **shown})
 
     def close(self) -> None:
+        offline, directory = self._run.offline, Path(self._run.dir).parent
         self._run.finish()
+        if offline:
+            say(f"wandb: run stored in {directory}. Upload it with `wandb sync {directory}`.")
 
 
 class _TensorBoard:
@@ -233,6 +239,6 @@ def _numbers(line: dict[str, Any], above: str = "") -> Iterator[tuple[str, float
             yield above + key, value
 
 
-def public(config: RunConfig) -> dict[str, Any]:
+def public_config(config: RunConfig) -> dict[str, Any]:
     """The configuration for eyes elsewhere: URLs without the credentials that may be in them."""
     return cleaned(config.model_dump(mode="json"))

@@ -13,7 +13,7 @@ import torch
 
 from leviathan.config.plan import RunPlan
 from leviathan.config.schema import RunConfig
-from leviathan.data.stream import IGNORE, Batch
+from leviathan.data.loader import IGNORE, Batch
 from leviathan.engine import build_engine
 from leviathan.optim import lr_at
 from leviathan.parallel.launch_env import read_launch_env
@@ -216,7 +216,7 @@ def world_of(ranks, port, tp=1):
     """Among the processes of one launch the first `ranks` as a world of their own: (mesh) or None.
 
     DeepSpeed remembers the process group it saw first, and numbers modules and parameters of all
-    models that it sees; it has no way to be told that everything begins anew.
+    models that it sees; it has no way to be told that everything begins again.
     """
     rank = int(os.environ["RANK"])
     if rank >= ranks:

@@ -1,4 +1,4 @@
-"""The commands of docs/checkpoints.md, run one after the other as they stand there."""
+"""The commands of docs/checkpoints.md, run one after the other as they are there."""
 
 import os
 import shlex
@@ -10,7 +10,16 @@ from pathlib import Path
 import pytest
 import yaml
 from documentation import runnable
-from runs import LAUNCHERS, PATIENCE_S, REPOSITORY, STEPS, curve, finish, launched, signal_when_at
+from runs import (
+    LAUNCHERS,
+    PATIENCE_S,
+    REPOSITORY,
+    STEPS,
+    curve,
+    finish,
+    launched,
+    signal_when_at,
+)
 
 from leviathan.checkpoint.load import load_model
 from leviathan.parallel.ports import free_port

@@ -39,7 +39,7 @@ def check_variants(tmp_path, mesh):
     """What changes where and when things are computed, but not what."""
     for engine in (
         {"kind": "fsdp2", "activation_checkpointing": True},
-        {"kind": "fsdp2", "replicas": 2},
+        {"kind": "fsdp2", "dp_replicate": 2},
         {"kind": "deepspeed", "zero_stage": 2, "activation_checkpointing": True},
         {"kind": "deepspeed", "zero_stage": 3, "activation_checkpointing": True},
         {"kind": "deepspeed", "zero_stage": 1, "offload_optimizer": True},
@@ -69,7 +69,7 @@ def check_compiled(tmp_path, mesh):
 
 
 def check_step_zero(tmp_path, mesh):
-    """The same weights at step 0, to the last bit, whatever the engine and the precision."""
+    """The same weights at step 0, bit for bit, whatever the engine and the precision."""
     for embedding, engine, precision in itertools.product(KINDS, ENGINES.values(), [{}, BF16]):
         run = config(tmp_path, embedding, {**engine, **precision})
         state = whole_state(build(run, mesh))
@@ -85,8 +85,10 @@ def check_refused(tmp_path, mesh):
     ]:
         with pytest.raises(ConfigError, match=rf"engine\.extra: DeepSpeed cannot .*{named}"):
             build(config(tmp_path, TIED, {"kind": "deepspeed", "extra": extra}), mesh)
-    with pytest.raises(ConfigError, match=r"engine\.replicas=3 does not divide the 2 data-para"):
-        build(config(tmp_path, TIED, {"kind": "fsdp2", "replicas": 3}), mesh)
+    with pytest.raises(
+        ConfigError, match=r"engine\.dp_replicate=3 does not divide the 2 data-para"
+    ):
+        build(config(tmp_path, TIED, {"kind": "fsdp2", "dp_replicate": 3}), mesh)
 
 
 def check_skipping(tmp_path, mesh):

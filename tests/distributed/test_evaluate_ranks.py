@@ -11,7 +11,7 @@ from ranks import run_ranks
 from runs import LAUNCHERS, PATIENCE_S, REPOSITORY, finish, launched
 
 from leviathan.errors import DataError, LeviathanError
-from leviathan.evaluate.ranks import joined
+from leviathan.evaluate.ranks import join_ranks
 from leviathan.parallel.ports import free_port
 
 ITEMS = [
@@ -52,7 +52,7 @@ def trained(run_file):
 
 def shared_work():
     """What one rank of several sees of work, of streams, and of an error on another rank."""
-    ranks, done = joined(), []
+    ranks, done = join_ranks(), []
 
     def square(number):
         done.append(number)
@@ -68,7 +68,7 @@ def shared_work():
         ranks.map(square, [1, 99])
     except LeviathanError as error:
         told = f"{type(error).__name__}: {error}"
-    return found, streamed, mine, ranks.agreed(lambda: f"of {ranks.rank}"), told
+    return found, streamed, mine, ranks.on_rank_zero(lambda: f"of {ranks.rank}"), told
 
 
 def test_ranks_share_work_and_errors():

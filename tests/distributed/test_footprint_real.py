@@ -3,8 +3,8 @@
 from engine_cases import ENGINES, LEVIATHAN, advance, build, config, on_each_rank
 from ranks import run_ranks
 
-from leviathan.model.footprint import layout_of
 from leviathan.model.memory import memory
+from leviathan.model.parallel_layout import parallel_layout
 
 # Padding to equal parts: the engines pad to whole rows or a few elements a parameter. These
 # models are tiny (7,000 parameters), so that it shows.
@@ -38,7 +38,7 @@ def compare(folder, mesh):
         run = config(folder, LEVIATHAN, name)
         engine = build(run, mesh)
         advance(engine, run, mesh, 0, 1)
-        expected = memory(run.model, layout_of(run, mesh.world_size))
+        expected = memory(run.model, parallel_layout(run, mesh.world_size))
         found[name] = (held(engine, name), (expected.weights, expected.moments))
     return found
 

@@ -1,4 +1,4 @@
-"""The commands of launch/README.md, one after the other as they stand there, on two hosts."""
+"""The commands of launch/README.md, one after the other as they are there, on two hosts."""
 
 import json
 import os

@@ -39,13 +39,13 @@ def shared_memory():
 def test_the_others_end_and_name_the_missing(run_file, case):
     launcher, number, victim, how = CASES[case]
     run_dir = run_file.parent / case.replace(", ", "-").replace(" ", "-")
-    settings = (f"run_dir={run_dir}", "engine.kind=fsdp2", "parallel.lost_after_s=3", *LONG)
+    settings = (f"run_dir={run_dir}", "engine.kind=fsdp2", "parallel.heartbeat_timeout_s=3", *LONG)
     before = shared_memory()
     with launched(launcher, run_file, *settings) as process:
         ranks = signal_when_at(run_dir, 12, number, victim)
         lost_at = time.monotonic()
         while not gone(ranks[1 - victim]):
-            assert time.monotonic() - lost_at < SOON_S, "the other rank goes on"
+            assert time.monotonic() - lost_at < SOON_S, "the other rank continues"
             time.sleep(0.05)
         ended_after = time.monotonic() - lost_at
         if number == signal.SIGSTOP:
@@ -55,6 +55,6 @@ def test_the_others_end_and_name_the_missing(run_file, case):
     assert status != 0
     assert f"error[parallel.rank_lost]: rank {1 - victim} of 2: rank {victim} on " in errors, errors
     assert how in errors
-    assert f"goes on from the newest checkpoint in {run_dir}" in errors
+    assert f"continues from the newest checkpoint in {run_dir}" in errors
     assert all(gone(pid) for pid in ranks)
     assert shared_memory() <= before

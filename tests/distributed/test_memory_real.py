@@ -7,9 +7,9 @@ from held import Held, storages
 from ranks import run_ranks
 
 from leviathan.config.schema import RunConfig
-from leviathan.data.stream import Batch
-from leviathan.model.footprint import layout_of
+from leviathan.data.loader import Batch
 from leviathan.model.memory import memory
+from leviathan.model.parallel_layout import parallel_layout
 
 # Promised; seen: 3 %, and 9 % for ZeRO-3, which gathers parameters as it sees fit.
 ERROR = 0.1
@@ -94,7 +94,7 @@ def peaks(names, world_size):
                 engine.train_step(batches, 1e-3)
             with Held(apart) as held:
                 engine.train_step(batches, 1e-3)
-        estimate = memory(run.model, layout_of(run, world_size, "cpu"))
+        estimate = memory(run.model, parallel_layout(run, world_size, "cpu"))
         found[name] = held.peak, estimate.total
     return found
 

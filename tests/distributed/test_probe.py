@@ -32,10 +32,10 @@ def test_a_rank_that_gets_less_of_its_core_is_named(run_file):
     first, second = run_ranks(timed, 2, str(run_file), min(os.sched_getaffinity(0)))
     assert first == second
     assert first["slow_ranks"] == [1]
-    (row,) = first["rows"]
-    assert (row["what"], row["verdict"]) == ("compute", "amber")
-    assert "rank 1 takes" in row["why"]
-    assert "rank 0" not in row["why"]
+    (row,) = first["findings"]
+    assert (row["subject"], row["level"]) == ("compute", "warning")
+    assert "rank 1 takes" in row["message"]
+    assert "rank 0" not in row["message"]
 
 
 def test_under_a_launcher(run_file, tmp_path):
@@ -58,6 +58,11 @@ def test_under_a_launcher(run_file, tmp_path):
     assert len(found["compute_s"]) == 2
     assert found["bandwidth_bytes_per_s"] > 1e6
     assert found["save"]["bytes"] > 12 * 1000
-    assert {row["what"] for row in found["rows"]} == {"compute", "bandwidth", "steps", "save"}
+    assert {row["subject"] for row in found["findings"]} == {
+        "compute",
+        "bandwidth",
+        "steps",
+        "save",
+    }
     # Nothing is left, and nothing was in the run's own folder.
     assert list(tmp_path.iterdir()) == []

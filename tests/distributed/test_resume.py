@@ -22,7 +22,7 @@ from engine_cases import (
 from engine_checks import BF16, HALF, WHOLE, check_resumes_in_place
 from ranks import run_ranks
 
-from leviathan.data.stream import FILLER, TrainStream
+from leviathan.data.loader import PADDING_SAMPLE, TrainLoader
 from leviathan.errors import CheckpointError
 from leviathan.parallel.ports import free_port
 
@@ -37,7 +37,7 @@ def check_in_place(folder, mesh):
         check_resumes_in_place(config(folder, TIED, {**ENGINES[name], **precision}), mesh)
     for engine in (
         *ENGINES,
-        {"kind": "fsdp2", "replicas": 2},
+        {"kind": "fsdp2", "dp_replicate": 2},
         {"kind": "fsdp2", "activation_checkpointing": True},
         *({"zero_stage": stage, "offload_optimizer": True} for stage in (1, 2, 3)),
     ):
@@ -148,13 +148,13 @@ def test_rows_seen_are_those_of_the_undisturbed_run_across_an_epoch(tiny_dataset
     """Ranks 2 → 3 → 1 → 2, with an epoch's end on the way: no row twice, none missing."""
 
     def stream(micro):
-        return TrainStream(tiny_dataset, 7, 100, ROWS, micro)
+        return TrainLoader(tiny_dataset, 7, 100, ROWS, micro)
 
     rows = stream(2).info.split("train").rows
     around = rows // ROWS  # the step in which the first epoch ends
     leg = around // 3
     here = stream(2)
-    expected = [stream(2).row_numbers(step).tolist() for step in range(around + 4)]
+    expected = [stream(2).sample_numbers(step).tolist() for step in range(around + 4)]
     seen = []
     for step in range(around + 4):
         ranks, micro = [(2, 2), (3, 1), (1, 4), (2, 3)][min(3, step // leg)]
@@ -164,7 +164,7 @@ def test_rows_seen_are_those_of_the_undisturbed_run_across_an_epoch(tiny_dataset
             [row for batch in here.microbatches(step, rank, ranks) for row in batch.rows]
             for rank in range(ranks)
         ]
-        seen.append([row for mine in of_ranks for row in mine if row != FILLER])
+        seen.append([row for mine in of_ranks for row in mine if row != PADDING_SAMPLE])
     assert seen == expected
     flat = [row for batch in seen for row in batch]
     assert sorted(flat[:rows]) == list(range(rows))

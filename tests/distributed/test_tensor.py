@@ -6,22 +6,22 @@ import torch.distributed as dist
 from ranks import run_ranks
 
 from leviathan.config.schema import ModelConfig
-from leviathan.data.stream import IGNORE
+from leviathan.data.loader import IGNORE
 from leviathan.errors import ConfigError
 from leviathan.model.embedding import KINDS
 from leviathan.model.init import init_weights
 from leviathan.model.transformer import CausalLM
-from leviathan.parallel.tensor import apply_tp
+from leviathan.parallel.tensor_parallel import apply_tp
 
 LEV = {"d_seed": 8, "heads": 2, "knots": 5, "rank": 4}
 CASES = {kind: {"kind": kind} for kind in KINDS}
 CASES["leviathan_v1"] |= {"d_seed": 8, "modes": 2, "knots": 5, "rank": 4}
 CASES["factored_mlp"] |= {"d_seed": 8}
 for matched in ("albert", "flat_mlp", "factored_mlp"):
-    CASES[matched] |= {"match_parameters": 3000}
+    CASES[matched] |= {"target_params": 3000}
 del CASES["leviathan"]
 for mode in ("replicated", "ids", "heads"):
-    CASES[f"leviathan, {mode}"] = {"kind": "leviathan", "tp": mode, **LEV}
+    CASES[f"leviathan, {mode}"] = {"kind": "leviathan", "tp_mode": mode, **LEV}
 
 # In float64, so that what is left is no rounding but error; scores are rounded to fp32 (6e-8).
 TOLERANCE = 1e-6
@@ -56,12 +56,12 @@ def differences(embedding, **shape):
     for loss in losses:
         loss.backward()
     off = {"loss": far(losses[1].detach(), losses[0].detach())}
-    layout.settle([(name, p.grad) for name, p in cut.named_parameters()])
+    layout.sync_replicated_grads([(name, p.grad) for name, p in cut.named_parameters()])
     expected = dict(whole.named_parameters())
     for name, parameter in cut.named_parameters():
         assert parameter.grad is not None, name
         wanted = expected[name].grad
-        if shard := layout.cut(name):
+        if shard := layout.shard(name):
             wanted = wanted.chunk(dist.get_world_size(), shard.dim)[dist.get_rank()]
         off[f"gradient of {name}"] = far(parameter.grad, wanted)
     scores = [m.score(ids, targets) for m in (whole, cut)]
@@ -72,7 +72,7 @@ def differences(embedding, **shape):
     off["logits"] = far(logits[1][..., real], logits[0][..., real])
     off["padding"] = float(torch.isfinite(logits[1][..., real.stop :]).sum())
     off["table"] = far(*(m.model.embed_tokens.materialize() for m in (cut, whole)))
-    return off, sum(layout.cut(name) is not None for name in expected), len(expected)
+    return off, sum(layout.shard(name) is not None for name in expected), len(expected)
 
 
 def refusal(**shape):

@@ -32,14 +32,14 @@ from ranks import run_ranks
 from leviathan.parallel.launch_env import read_launch_env
 from leviathan.parallel.mesh import init_mesh
 
-MODES = {mode: LEVIATHAN | {"heads": 4, "tp": mode} for mode in ("replicated", "ids", "heads")}
+MODES = {mode: LEVIATHAN | {"heads": 4, "tp_mode": mode} for mode in ("replicated", "ids", "heads")}
 OTHERS = [
     TIED,
     ALBERT,
     {"kind": "untied"},
     {"kind": "binary_codes"},
-    {"kind": "flat_mlp", "match_parameters": 2000},
-    {"kind": "factored_mlp", "d_seed": 8, "match_parameters": 2000},
+    {"kind": "flat_mlp", "target_params": 2000},
+    {"kind": "factored_mlp", "d_seed": 8, "target_params": 2000},
     {"kind": "leviathan_v1", "d_seed": 8, "modes": 2, "knots": 5, "rank": 4},
 ]
 KINDS = [*MODES.values(), *OTHERS]
@@ -70,7 +70,7 @@ def check_variants(tmp_path, mesh):
 
 def check_replicas(tmp_path, mesh):
     """Copies of each cut part, as many as there are data-parallel ranks."""
-    engine = {"kind": "fsdp2", "replicas": mesh.dp}
+    engine = {"kind": "fsdp2", "dp_replicate": mesh.dp}
     check_equals_bare_loop(config(tmp_path, MODES["ids"], engine, mesh.tp), mesh)
     check_resumes_in_place(config(tmp_path, MODES["heads"], engine, mesh.tp), mesh)
 
@@ -101,7 +101,7 @@ def check_copies(tmp_path, mesh, engines=IN_SHORT):
 
 
 def check_step_zero(tmp_path, mesh):
-    """The weights of step 0 are those without tensor parallelism, to the last bit."""
+    """The weights of step 0 are those without tensor parallelism, bit for bit."""
     for embedding, engine in itertools.product((TIED, MODES["heads"]), ENGINES.values()):
         for precision in ({}, BF16):
             run = config(tmp_path, embedding, {**engine, **precision}, mesh.tp)
@@ -139,7 +139,7 @@ LONG_JOURNEYS = {
 
 
 def check_journeys(folder, mesh, journeys=JOURNEYS):
-    """From tensor parallelism to data parallelism and back: weights and moments to the last bit."""
+    """From tensor parallelism to data parallelism and back: weights and moments bit for bit."""
     without = init_mesh(read_launch_env(), tp=1)
     for name, hops in journeys.items():
         losses, left, first = [], {}, 0

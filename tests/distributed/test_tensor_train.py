@@ -1,4 +1,4 @@
-"""A whole run with its matrices cut over two ranks, that goes on in one process."""
+"""A whole run with its matrices cut over two ranks, that continues in one process."""
 
 import signal
 
@@ -17,7 +17,7 @@ def test_tensor_parallel_losses_are_those_without_and_a_run_moves_between(run_fi
         signal_when_at(folder / "cut", STEPS // 2, signal.SIGTERM)
         status, errors = finish(process)
     assert status == 0, errors
-    assert "Told to stop: saved after step" in errors
+    assert ": checkpoint saved at step" in errors
     first_half = curve(folder / "cut")
     for run_dir, message in ((alone, "complete after"), (cut, "Resuming from")):
         with launched("alone", run_file, run_dir, FSDP2) as process:

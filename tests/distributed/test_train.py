@@ -44,12 +44,12 @@ def test_interrupted_and_resumed_equals_undisturbed(run_file):
         ranks = signal_when_at(disturbed, 12, signal.SIGTERM)
         status, errors = finish(process)
     assert status == 0, errors
-    assert "Told to stop: saved after step" in errors
+    assert ": checkpoint saved at step" in errors
     assert all(gone(pid) for pid in ranks)
     stopped_at = max(line["step"] for line in lines(disturbed))
     assert 12 <= stopped_at < STEPS
 
-    # A killed save, a damaged newest checkpoint, and lines of steps that will be done anew.
+    # A killed save, a damaged newest checkpoint, and lines of steps that will be repeated.
     checkpoints = disturbed / "checkpoints"
     (checkpoints / ".saving-step-00000099").mkdir()
     (checkpoints / "step-00000099").mkdir()

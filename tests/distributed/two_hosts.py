@@ -111,7 +111,7 @@ class TwoHosts:
         return [*head, name, str(self.folder), *map(str, command)]
 
     def environment(self, **more):
-        """For processes that shall find our ssh."""
+        """For processes that must find our ssh."""
         path = f"{self.folder / 'bin'}:{os.environ['PATH']}:/usr/sbin:/sbin"
         return {**os.environ, "PATH": path, **more}
 
@@ -154,6 +154,6 @@ class TwoHosts:
         """The cable is pulled: whoever waits for this host hears nothing more."""
         _run("ip", "link", "set", self.links[name], "down")
 
-    def mend(self, name):
+    def repair(self, name):
         """The cable is back."""
         _run("ip", "link", "set", self.links[name], "up")

@@ -33,7 +33,7 @@ def checked(*words, status=0):
     done = leviathan("check", *words, "--device", "cpu", "--port", free_port(), "--json")
     assert done.returncode == status, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    return found, {row["what"]: row for row in found["rows"]}
+    return found, {row["subject"]: row for row in found["findings"]}
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def run_file(tiny_dataset, tmp_path):
 def test_what_is_foretold_happens(run_file, tiny_dataset):
     run_dir = run_file.parent / "run"
     before, rows = checked(run_file)
-    assert {row["verdict"] for row in rows.values()} <= {"green", "amber"}
+    assert {row["level"] for row in rows.values()} <= {"ok", "warning"}
     assert before["starts_at_step"] == 0
     assert not run_dir.exists()
     done = leviathan("train", run_file)
@@ -72,7 +72,7 @@ def test_what_is_foretold_happens(run_file, tiny_dataset):
     steps = [line for line in log if "loss" in line]
     assert before["steps"] == steps[-1]["step"] == 22
     info = json.loads((tiny_dataset / "dataset.json").read_text())
-    rows_read = before["epochs"] * info["splits"]["train"]["rows"]
+    rows_read = before["epochs"] * info["splits"]["train"]["findings"]
     assert rows_read == pytest.approx(22 * 8)
     assert before["tokens"] == pytest.approx(steps[-1]["tokens"], rel=0.01)  # the last row is short
     described = json.loads((run_dir / "run.json").read_text())
@@ -84,11 +84,11 @@ def test_what_is_foretold_happens(run_file, tiny_dataset):
     assert before["checkpoints"]["bytes"] == pytest.approx(written, rel=SIZES)
 
     after, rows = checked(run_file)
-    assert rows["run folder"]["verdict"] == "amber"
-    assert "complete after 22 steps" in rows["run folder"]["why"]
+    assert rows["run_dir"]["level"] == "warning"
+    assert "complete at step 22" in rows["run_dir"]["message"]
     assert after["starts_at_step"] == 22
     _, rows = checked(run_file, "seed=2", status=2)
-    assert "seed: 1234 in the run so far, 2 now" in rows["run folder"]["why"]
+    assert "seed: 1234 in the run so far, 2 now" in rows["run_dir"]["message"]
 
 
 def test_what_will_not_work_is_red_and_all_of_it_is_told(run_file):
@@ -98,21 +98,21 @@ def test_what_will_not_work_is_red_and_all_of_it_is_told(run_file):
             "--port", taken.getsockname()[1], "--json",
         )  # fmt: skip
     assert done.returncode == 2
-    rows = {row["what"]: row for row in json.loads(done.stdout)["rows"]}
-    red = {what for what, row in rows.items() if row["verdict"] == "red"}
+    rows = {row["subject"]: row for row in json.loads(done.stdout)["findings"]}
+    red = {what for what, row in rows.items() if row["level"] == "error"}
     assert red == {"ranks", "dataset", "port"}
-    assert "raise it to at least 16" in rows["ranks"]["why"]
-    assert str(os.getpid()) in rows["port"]["why"]
+    assert "raise it to at least 16" in rows["ranks"]["message"]
+    assert str(os.getpid()) in rows["port"]["message"]
     _, rows = checked(run_file, "model.vocab_size=500", status=2)
-    assert rows["tokenizer"]["verdict"] == "red"
-    assert "601" in rows["tokenizer"]["why"]
+    assert rows["tokenizer"]["level"] == "error"
+    assert "601" in rows["tokenizer"]["message"]
 
 
 def test_verified_data_and_too_little_memory(run_file):
     found, rows = checked(run_file, "--verify-data", "--memory-gb", "0.001", status=2)
     assert found["data"]["verified"]
-    assert rows["memory"]["verdict"] == "red"
-    assert "train.micro_batch_size" in rows["memory"]["why"]
+    assert rows["memory"]["level"] == "error"
+    assert "train.micro_batch_size" in rows["memory"]["message"]
     memory = found["memory"]
     assert memory["device_bytes"] == 1e6
     assert memory["total"] > memory["weights"] == 4 * found["parameters"]["total"]

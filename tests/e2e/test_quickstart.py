@@ -31,7 +31,7 @@ def finished(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess[str]]:
 def test_it_ends_with_table_and_report(finished):
     out, result = finished
     assert result.returncode == 0, result.stderr[-4000:] + result.stdout[-2000:]
-    assert "equal to the last bit" in result.stderr
+    assert "equal bit for bit" in result.stderr
     assert "SIGTERM to process" in result.stderr
     assert "not which model is better" in result.stderr
     page = (out / "report" / "report.html").read_text()

@@ -1,4 +1,4 @@
-"""The commands of README.md and docs/studies.md as they stand there, on small configurations."""
+"""The commands of README.md and docs/experiments.md, on small configurations."""
 
 import json
 import shutil
@@ -11,7 +11,7 @@ from documentation import ROOT, programs, run, runnable
 from leviathan.config.load import read_config
 
 # Nothing is trained or read: they go as they are, in the repository's own configurations.
-ON_PAPER = ("leviathan study plan ", "leviathan study run ", "leviathan params ")
+ON_PAPER = ("leviathan experiment plan ", "leviathan experiment run ", "leviathan params ")
 SMALL = ["d_model=16", "n_layers=1", "n_heads=2", "seq_len=32", "vocab_size=601", "d_ff=32"]
 SMALL += ["padded_vocab_size=608", "embedding.d_seed=8", "embedding.heads=2", "embedding.rank=4"]
 SHORT = ["steps=4", "global_batch_size=8", "micro_batch_size=4", "eval_every=2", "log_every=1"]
@@ -30,7 +30,7 @@ def on_paper(page: str) -> list[str]:
 
 
 def test_commands_that_plan(place: Path) -> None:
-    lines = on_paper("README.md") + runnable("docs/studies.md")
+    lines = on_paper("README.md") + runnable("docs/experiments.md")
     assert len(lines) == 6
     for line in lines:
         run(line, place)

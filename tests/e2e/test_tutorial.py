@@ -84,7 +84,7 @@ def _interrupted(command: str, later: list[str], place: Path, run_dir: Path) -> 
         run(kill, place)
         out, errors = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0, out + errors
-        assert "the same command goes on from there" in out + errors
+        assert "Run the same command to resume" in out + errors
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

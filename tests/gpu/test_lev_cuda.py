@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from leviathan.model.kernels.lev import Parameters, lev_rows
-from leviathan.model.kernels.reference import reference_rows
+from leviathan.model.kernels.lev import Parameters, lev_vectors
+from leviathan.model.kernels.reference import reference_vectors
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -32,13 +32,13 @@ def test_values_gradients_and_determinism(ids, knots, rank):
     )
     chosen = torch.randint(0, b**3, (ids,), generator=generator).cuda()
     grad = torch.randn(ids, 256, generator=generator).cuda()
-    runs = [(rows := lev_rows(chosen, p), *torch.autograd.grad(rows, p, grad)) for _ in range(2)]
+    runs = [(rows := lev_vectors(chosen, p), *torch.autograd.grad(rows, p, grad)) for _ in range(2)]
     assert all(a.equal(b) for a, b in zip(*runs, strict=True))
     exact = Parameters(*(x.detach().double().requires_grad_() for x in p))
     wanted = [torch.zeros_like(x) for x in exact]
     rows = []
     for part in torch.arange(ids, device="cuda").split(256):
-        rows.append(reference_rows(chosen[part], exact))
+        rows.append(reference_vectors(chosen[part], exact))
         for total, x in zip(
             wanted, torch.autograd.grad(rows[-1], exact, grad[part].double()), strict=True
         ):

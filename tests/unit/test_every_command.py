@@ -13,10 +13,10 @@ from typer.main import get_command
 from leviathan.cli import app
 from leviathan.config.load import load_config
 from leviathan.config.schema import PrepConfig, RunConfig
-from leviathan.study.expand import load_study
+from leviathan.experiments.expand import load_experiment
 
 PROGRAM = get_command(app)
-# What else a page may call; whoever runs the page has it, or stands in for it.
+# What else a page may call; whoever runs the page has it, or is in for it.
 OTHERS = {"hf", "ray", "lm_eval", "kill", "tail", "head", "ls", "pip", "git"}
 STAND_IN = ROOT / "configs" / "run" / "quickstart.yaml"  # for a run.yaml that the reader writes
 EVERY = [(page, command) for page in PAGES for command in commands(page)]
@@ -37,8 +37,8 @@ def check_configuration(name: str, file: str, changes: list[str]) -> None:
     path = ROOT / file if file.startswith("configs/") else STAND_IN
     if name == "prep":
         load_config(path, changes, PrepConfig)
-    elif name.startswith("study"):
-        load_study(path, changes)
+    elif name.startswith("experiment"):
+        load_experiment(path, changes)
     else:
         load_config(path, changes, RunConfig)
 
@@ -58,7 +58,7 @@ def check(command: list[str], page: str) -> None:
         head = "leviathan"
     if head == "leviathan":
         name, context = parsed(command)
-        file = context.params.get("config") or context.params.get("study")
+        file = context.params.get("config") or context.params.get("experiment")
         if file is not None and page != "docs/embedding_kind.md":  # its kind is new
             check_configuration(name, str(file), context.params.get("overrides") or [])
     elif head == "make":

@@ -1,4 +1,4 @@
-"""What the quickstart and studies read of a log that is being written."""
+"""What the quickstart and experiments read of a log that is being written."""
 
 import json
 from pathlib import Path

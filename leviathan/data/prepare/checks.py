@@ -1,22 +1,22 @@
-"""What a corpus is found to be like: too bad to go on with, or worth a warning."""
+"""What a corpus is found to be like: too bad to continue with, or worth a warning."""
 
-import difflib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from leviathan.config.schema import PrepConfig
+from leviathan.config.suggest import did_you_mean
 from leviathan.console import say
 from leviathan.data.format import REJECTS_FILE, DatasetInfo
-from leviathan.data.prepare.records import bad_lines
-from leviathan.data.prepare.tokenize import PartInfo
+from leviathan.data.prepare.records import rejected_records
+from leviathan.data.prepare.tokenize import TokenizedFileInfo
 from leviathan.errors import DataError
 
 # max_reject_fraction counts from here on: of five lines, one bad one says nothing yet.
 FEW_REJECTS = 100
 
 
-def check_rejects(parts: Mapping[Path, PartInfo], limit: float, share: float = 1) -> None:
+def check_rejects(parts: Mapping[Path, TokenizedFileInfo], limit: float, share: float = 1) -> None:
     """Ends a hopeless preparation.
 
     Args:
@@ -43,17 +43,16 @@ def check_rejects(parts: Mapping[Path, PartInfo], limit: float, share: float = 1
         )
 
 
-def _check_names_exist(infos: Sequence[PartInfo], config: PrepConfig) -> None:
+def _check_names_exist(infos: Sequence[TokenizedFileInfo], config: PrepConfig) -> None:
     """Points out names in `source.subsets` that no document has."""
     seen = {name for info in infos for name in [*info.subsets, *info.excluded]}
     for name in [*config.source.subsets.include, *config.source.subsets.exclude]:
         if name not in seen:
-            near = difflib.get_close_matches(name, seen, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"seen: {', '.join(sorted(seen)[:30])}"
-            say(f"warning: source.subsets: no document is of {name!r}; {hint}", style="yellow")
+            hint = did_you_mean(name, seen, f"found {', '.join(sorted(seen)[:30])}")
+            say(f"warning: source.subsets: no document of {name!r}; {hint}", style="yellow")
 
 
-def _check_records_name_subsets(infos: Sequence[PartInfo], config: PrepConfig) -> None:
+def _check_records_name_subsets(infos: Sequence[TokenizedFileInfo], config: PrepConfig) -> None:
     """Warns about records without a subset name: invalid names, all of a file, or all records.
 
     Raises:
@@ -101,7 +100,7 @@ def _check_records_name_subsets(infos: Sequence[PartInfo], config: PrepConfig) -
     )
 
 
-def _refuse_filters_without_names(infos: Sequence[PartInfo], config: PrepConfig) -> None:
+def _refuse_filters_without_names(infos: Sequence[TokenizedFileInfo], config: PrepConfig) -> None:
     """Refuses subset names in the configuration if no record has a subset name.
 
     The name of the default subset is allowed.
@@ -138,7 +137,7 @@ def _subset_place(config: PrepConfig) -> str:
     return f"source.subset_key={config.source.subset_key}"
 
 
-def check_documents(infos: Sequence[PartInfo], config: PrepConfig) -> None:
+def check_documents(infos: Sequence[TokenizedFileInfo], config: PrepConfig) -> None:
     """Points out what is odd about the corpus.
 
     Raises:
@@ -158,11 +157,11 @@ def check_documents(infos: Sequence[PartInfo], config: PrepConfig) -> None:
         raise DataError(
             "prep.no_documents",
             f"no documents in {', '.join(info.path for info in infos[:5])}: "
-            f"{sum(info.empty for info in infos)} empty texts, {bad_lines(rejected)}, "
-            f"{sum(sum(info.excluded.values()) for info in infos)} left out by source.subsets",
+            f"{sum(info.empty for info in infos)} empty texts, {rejected_records(rejected)}, "
+            f"{sum(sum(info.excluded.values()) for info in infos)} omitted by source.subsets",
         )
     _check_names_exist(infos, config)
-    seen: dict[str, PartInfo] = {}
+    seen: dict[str, TokenizedFileInfo] = {}
     for info in infos:
         if not info.documents:
             why = "" if info.bytes else ": it is empty (0 bytes)"
@@ -180,10 +179,12 @@ def check_documents(infos: Sequence[PartInfo], config: PrepConfig) -> None:
             )
         seen.setdefault(info.content, info)
     if rejected:
-        say(f"warning: {bad_lines(rejected)} left out, see {REJECTS_FILE}", style="yellow")
+        say(f"warning: {rejected_records(rejected)} omitted, see {REJECTS_FILE}", style="yellow")
 
 
-def check_validation(infos: Sequence[PartInfo], made: DatasetInfo, config: PrepConfig) -> None:
+def check_validation(
+    infos: Sequence[TokenizedFileInfo], made: DatasetInfo, config: PrepConfig
+) -> None:
     """Points out that the fraction to be held out came to nothing."""
     if "val" not in made.splits and any(info.split == "hash" for info in infos):
         say(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from leviathan.data.prepare.layout import SLICE_DOCUMENTS, Keep, Part
+from leviathan.data.prepare.stream_index import SLICE_DOCUMENTS, Kept, TokenizedFile
 from leviathan.data.prepare.tokenize import TRAIN
 
 _BUCKET_DOCUMENTS = 1 << 20
@@ -22,7 +22,7 @@ _MOST_BUCKETS = 512  # files open at once
 _RECORD = np.dtype([("digest", "<u8", (2,)), ("document", "<i8"), ("is_training", "u1")])
 
 
-def drop_duplicates(parts: Sequence[Part], folder: Path) -> tuple[list[Part], int]:
+def deduplicate(parts: Sequence[TokenizedFile], folder: Path) -> tuple[list[TokenizedFile], int]:
     """Marks the documents to keep so that each text stays once.
 
     A text of the validation split is dropped from training; otherwise the first one stays.
@@ -56,12 +56,14 @@ def drop_duplicates(parts: Sequence[Part], folder: Path) -> tuple[list[Part], in
         marks.flush()
     shutil.rmtree(buckets)
     return [
-        replace(part, keep=Keep(keep, first))
+        replace(part, keep=Kept(keep, first))
         for part, first in zip(parts, firsts.tolist(), strict=True)
     ], dropped
 
 
-def _distribute(parts: Sequence[Part], firsts: np.ndarray, buckets: Path, bits: int) -> None:
+def _distribute(
+    parts: Sequence[TokenizedFile], firsts: np.ndarray, buckets: Path, bits: int
+) -> None:
     """Writes the record of each document into the file of its digest's leading `bits`."""
     with ExitStack() as stack:
         files = [

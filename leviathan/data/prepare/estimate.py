@@ -12,10 +12,10 @@ from leviathan.console import say
 from leviathan.data.format import token_dtype
 from leviathan.data.prepare.reader import Document, read
 from leviathan.data.prepare.source import Source
-from leviathan.data.prepare.tokenize import DOCUMENT_DTYPE, Task
-from leviathan.data.show import size_text
+from leviathan.data.prepare.tokenize import DOCUMENT_DTYPE, TokenizeTask
 from leviathan.data.tokenizer import Tokenizer, UnencodableText
 from leviathan.errors import DataError
+from leviathan.formatting import format_bytes
 
 _SAMPLE_DOCUMENTS = 500
 _SAMPLE_CHARACTERS = 200_000  # tokenized: 0.1 s
@@ -44,7 +44,7 @@ class DiskUse:
 
 
 def announce(
-    pending: Sequence[Task],
+    pending: Sequence[TokenizeTask],
     packed: Sequence[Source],
     tokenizer: Tokenizer,
     seq_len: int,
@@ -83,9 +83,9 @@ def announce(
         free=shutil.disk_usage(next(p for p in (out, *out.absolute().parents) if p.exists())).free,
     )
     say(
-        f"about {sample.tokens * to_tokenize:,.0f} tokens to make: {size_text(use.parts)} for the "
-        f"parts and {size_text(use.data_set)} for the dataset, of {size_text(use.free)} free; the "
-        "parts go when the dataset is done"
+        f"estimated {sample.tokens * to_tokenize:,.0f} tokens; disk space: "
+        f"{format_bytes(use.parts)} for temporary files, {format_bytes(use.data_set)} for the "
+        f"dataset, {format_bytes(use.free)} free"
     )
     if not use.fits:
         say(
@@ -104,7 +104,7 @@ class _Sample:
     documents: float
 
 
-def _sample(task: Task, tokenizer: Tokenizer) -> _Sample | None:
+def _sample(task: TokenizeTask, tokenizer: Tokenizer) -> _Sample | None:
     """A look at the beginning of a task's source."""
     stored = characters = encoded = tokens = documents = 0
 

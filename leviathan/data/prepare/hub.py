@@ -9,7 +9,13 @@ from typing import Any
 from typing_extensions import override
 
 from leviathan.config.schema import HubConfig
-from leviathan.data.prepare.records import BadLine, Document, Reading, Unusable, document
+from leviathan.data.prepare.records import (
+    Document,
+    InvalidRecord,
+    RecordSchema,
+    RejectedRecord,
+    document,
+)
 from leviathan.data.prepare.source import Source
 from leviathan.errors import DataError
 
@@ -92,8 +98,8 @@ def _split_names(builder: Any, hub: HubConfig, key: str) -> list[str]:
 
 
 def read_hub(
-    source: HubSource, reading: Reading, on_bytes: Callable[[int], Any] | None, digest: Any
-) -> Iterator[Document | BadLine]:
+    source: HubSource, reading: RecordSchema, on_bytes: Callable[[int], Any] | None, digest: Any
+) -> Iterator[Document | RejectedRecord]:
     """The documents of one shard; `line` counts its rows."""
     builder = _builder(source.hub, source.hub.revision)
     stream = _stream(builder, source.hub)
@@ -117,8 +123,8 @@ def read_hub(
         number += 1
         try:
             found = document(row, reading, number, None)
-        except Unusable as error:
-            yield BadLine(number, None, str(error))
+        except InvalidRecord as error:
+            yield RejectedRecord(number, None, str(error))
             continue
         text = found.text.encode()
         if digest is not None:
@@ -128,7 +134,7 @@ def read_hub(
         yield (
             found
             if len(text) <= reading.max_document_bytes
-            else BadLine(number, None, reading.too_long)
+            else RejectedRecord(number, None, reading.too_long)
         )
 
 

@@ -26,19 +26,19 @@ class Listing:
     """
 
     files: list[Path] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
 
-    def leave_out(self, path: Path) -> None:
+    def skip(self, path: Path) -> None:
         """Records an entry that cannot be read, with the reason."""
         reason = "not a regular file"
         if path.is_symlink():
             reason = f"a broken link to {printable(str(path.readlink()))}"
-        self.left_out.append(f"{printable(str(path))} ({reason})")
+        self.skipped.append(f"{printable(str(path))} ({reason})")
 
     def warn(self, pattern: str) -> None:
-        """Prints a warning about the entries that were left out, if any."""
-        if self.left_out:
-            say(f"warning: {pattern}: left out {first_names(self.left_out)}", style="yellow")
+        """Prints a warning about the entries that were omitted, if any."""
+        if self.skipped:
+            say(f"warning: {pattern}: omitted {first_names(self.skipped)}", style="yellow")
 
 
 def list_local(path: Path) -> Listing | None:
@@ -56,7 +56,7 @@ def list_local(path: Path) -> Listing | None:
         if hit.is_file():
             listing.files.append(hit)
         elif not hit.is_dir():
-            listing.leave_out(hit)
+            listing.skip(hit)
     return listing
 
 
@@ -129,7 +129,7 @@ def _walk(top: Path, listing: Listing, seen: set[tuple[int, int]]) -> Iterator[P
             if is_file:
                 listing.files.append(Path(entry.path))
             elif not is_folder:
-                listing.leave_out(Path(entry.path))
+                listing.skip(Path(entry.path))
             elif not entry.name.startswith("."):
                 (links if entry.is_symlink() else folders).append(Path(entry.path))
         yield from links

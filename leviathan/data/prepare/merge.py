@@ -9,18 +9,18 @@ from leviathan.config.schema import PrepConfig
 from leviathan.console import say
 from leviathan.data.format import WORK_FOLDER, DatasetInfo
 from leviathan.data.prepare.checks import check_rejects
-from leviathan.data.prepare.ledger import (
+from leviathan.data.prepare.pipeline import explain_stop, pack_parts
+from leviathan.data.prepare.pool import open_local_pool
+from leviathan.data.prepare.tokenize import TokenizedFileInfo
+from leviathan.data.prepare.workdir import (
     TOKENIZER,
-    Ledger,
+    WorkDir,
     check_same,
     is_finished,
+    lock_for_writing,
     read_json,
-    sole_writer,
     tidy,
 )
-from leviathan.data.prepare.pipeline import pack_parts, told
-from leviathan.data.prepare.pool import open_local_pool
-from leviathan.data.prepare.tokenize import PartInfo
 from leviathan.data.tokenizer import load_tokenizer
 from leviathan.errors import DataError
 
@@ -52,8 +52,8 @@ def merge(out: Path, others: Sequence[Path], workers: int = 1) -> dict[str, Any]
         )
     with ExitStack() as stack:
         for folder in dict.fromkeys([out, *begun]):
-            stack.enter_context(sole_writer(folder))
-        stack.enter_context(told(out))
+            stack.enter_context(lock_for_writing(folder))
+        stack.enter_context(explain_stop(out))
         works = [folder / WORK_FOLDER for folder in begun]
         identity = read_json(works[0] / "config.json")
         request = _request_of(works)
@@ -65,7 +65,7 @@ def merge(out: Path, others: Sequence[Path], workers: int = 1) -> dict[str, Any]
         folders, infos = _gather(request["inputs"], works, config)
         # `out` itself has none where an earlier merge was stopped before it was done.
         tokenizer = load_tokenizer(next(w for w in works if (w / TOKENIZER).is_dir()) / TOKENIZER)
-        ledger = stack.enter_context(Ledger(out, identity, shared=True))
+        ledger = stack.enter_context(WorkDir(out, identity, shared=True))
         ledger.record(request)
         pool = stack.enter_context(open_local_pool(workers))
         return pack_parts(config, infos, folders, tokenizer, ledger, pool).summary()
@@ -107,15 +107,15 @@ def _check_merged(folder: Path, info: DatasetInfo, out: Path) -> None:
 
 def _gather(
     inputs: Sequence[Sequence[Any]], works: Sequence[Path], config: PrepConfig
-) -> tuple[list[Path], list[PartInfo]]:
+) -> tuple[list[Path], list[TokenizedFileInfo]]:
     """The folder and description of every input's part, wherever it lies."""
     folders: list[Path] = []
-    infos: list[PartInfo] = []
+    infos: list[TokenizedFileInfo] = []
     missing: list[str] = []
     for index, (name, split, _) in enumerate(inputs):
         found = [work / "parts" / f"{index:05}" for work in works]
         found = [folder for folder in found if (folder / "part.json").is_file()]
-        described = [PartInfo.load(folder) for folder in found]
+        described = [TokenizedFileInfo.load(folder) for folder in found]
         if not found:
             missing.append(name)
             continue
@@ -130,7 +130,7 @@ def _gather(
             )
         if info.rejected and config.on_error == "fail":
             raise DataError(
-                "merge.rejects", f"{found[0]} leaves out bad lines, but on_error=fail is asked for"
+                "merge.rejects", f"{found[0]} omits bad lines, but on_error=fail is asked for"
             )
         folders.append(found[0])
         infos.append(info)

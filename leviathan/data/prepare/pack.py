@@ -14,15 +14,15 @@ import numpy as np
 from leviathan.data.format import SplitInfo, SubsetSize, token_dtype
 from leviathan.data.mds import read_shard
 from leviathan.data.mds_write import (
-    ShardRows,
-    rows_per_shard,
+    ShardSamples,
+    samples_per_shard,
     shard_entry,
     shard_name,
     write_index,
     write_shard,
 )
-from leviathan.data.prepare.layout import Layout, Stretch
 from leviathan.data.prepare.pool import Pool
+from leviathan.data.prepare.stream_index import StreamIndex, StreamRange
 from leviathan.data.tokenizer import Tokenizer
 from leviathan.errors import DataError
 
@@ -38,7 +38,7 @@ class ShardTask:
     """
 
     path: Path
-    stretch: Stretch
+    stretch: StreamRange
     rows: int
     seq_len: int
     vocab_size: int
@@ -55,7 +55,7 @@ class Packed:
 
 
 def pack(
-    layout: Layout,
+    layout: StreamIndex,
     tokenizer: Tokenizer,
     subsets: list[str],
     seq_len: int,
@@ -63,7 +63,7 @@ def pack(
     pool: Pool,
     advance: Callable[[float], Any],
 ) -> tuple[SplitInfo, np.ndarray]:
-    """Writes the rows of a split to `out`, going on where a killed run stopped.
+    """Writes the samples of a split to `out`, and resumes after an interruption.
 
     Returns:
         The split's size, and int64 [vocab_size] occurrences of each id in its stream.
@@ -102,10 +102,12 @@ def pack(
     return info, counts
 
 
-def shard_tasks(layout: Layout, tokenizer: Tokenizer, seq_len: int, out: Path) -> list[ShardTask]:
+def shard_tasks(
+    layout: StreamIndex, tokenizer: Tokenizer, seq_len: int, out: Path
+) -> list[ShardTask]:
     """The shards of a split, in order."""
     rows = -(-(layout.ids - 1) // seq_len)
-    each = rows_per_shard(seq_len, token_dtype(tokenizer.vocab_size))
+    each = samples_per_shard(seq_len, token_dtype(tokenizer.vocab_size))
     tasks: list[ShardTask] = []
     for number, first in enumerate(range(0, rows, each)):
         stop = min(first + each, rows)
@@ -159,7 +161,7 @@ def count_ids(ids: np.ndarray, vocab_size: int) -> np.ndarray:
     return counts
 
 
-def _cut(task: ShardTask) -> tuple[ShardRows, np.ndarray]:
+def _cut(task: ShardTask) -> tuple[ShardSamples, np.ndarray]:
     """The rows of a shard, and its ids without padding."""
     found = task.stretch.read()
     starts = np.arange(task.rows) * task.seq_len
@@ -173,7 +175,7 @@ def _cut(task: ShardTask) -> tuple[ShardRows, np.ndarray]:
     last = np.searchsorted(found.ends, starts + n_valid - 1, side="right")
     documents = last - first + 1
     place = np.repeat(first - (np.cumsum(documents) - documents), documents)
-    rows = ShardRows(
+    rows = ShardSamples(
         ids=ids,
         n_valid=n_valid,
         first_document=found.first + first,

@@ -11,11 +11,11 @@ from tempfile import NamedTemporaryFile
 from typing import Any
 
 from leviathan.data.prepare.records import (
-    BadLine,
     Document,
-    Reading,
+    InvalidRecord,
+    RecordSchema,
+    RejectedRecord,
     Unreadable,
-    Unusable,
     document,
 )
 from leviathan.data.prepare.source import ByteSource, FileSource
@@ -29,8 +29,8 @@ OnBytes = Callable[[int], Any] | None
 
 
 def read_parquet(
-    source: ByteSource, reading: Reading, on_bytes: OnBytes, digest: Any
-) -> Iterator[Document | BadLine]:
+    source: ByteSource, reading: RecordSchema, on_bytes: OnBytes, digest: Any
+) -> Iterator[Document | RejectedRecord]:
     """The documents of a parquet file; `line` is the number of the row.
 
     Raises:
@@ -49,8 +49,8 @@ def read_parquet(
 
 
 def _read_local(
-    name: str, source: FileSource, reading: Reading, on_bytes: OnBytes, digest: Any
-) -> Iterator[Document | BadLine]:
+    name: str, source: FileSource, reading: RecordSchema, on_bytes: OnBytes, digest: Any
+) -> Iterator[Document | RejectedRecord]:
     import pyarrow
     import pyarrow.parquet
 
@@ -81,7 +81,7 @@ def _read_local(
         ) from None
 
 
-def needed_columns(schema: Any, name: str, reading: Reading) -> list[str]:
+def needed_columns(schema: Any, name: str, reading: RecordSchema) -> list[str]:
     """The columns of a pyarrow schema that contain text and subset, as dotted paths.
 
     Raises:
@@ -179,12 +179,12 @@ def _value(scalar: Any) -> Any:
         return Unreadable(f"a value that cannot be read ({error})")
 
 
-def _document(row: Any, reading: Reading, number: int) -> Document | BadLine:
+def _document(row: Any, reading: RecordSchema, number: int) -> Document | RejectedRecord:
     try:
         found = document(row, reading, number, None)
-    except Unusable as error:
-        return BadLine(number, None, str(error))
+    except InvalidRecord as error:
+        return RejectedRecord(number, None, str(error))
     limit = reading.max_document_bytes
     if len(found.text) * 4 > limit and len(found.text.encode()) > limit:
-        return BadLine(number, None, reading.too_long)
+        return RejectedRecord(number, None, reading.too_long)
     return found

@@ -17,32 +17,37 @@ from leviathan.config.schema import PrepConfig
 from leviathan.console import progress_bar, say
 from leviathan.credentials import cleaned
 from leviathan.data.format import REJECTS_FILE, DatasetInfo, SourceInfo, token_dtype
-from leviathan.data.prepare.assemble import (
-    NothingToTrainOn,
-    Recipe,
-    assemble,
-    both_splits,
+from leviathan.data.prepare.build import (
+    DatasetSpec,
+    EmptyTrainingSplit,
+    build_dataset,
     epochs,
+    split_selections,
 )
 from leviathan.data.prepare.checks import check_documents, check_rejects, check_validation
-from leviathan.data.prepare.duplicates import drop_duplicates
+from leviathan.data.prepare.duplicates import deduplicate
 from leviathan.data.prepare.estimate import announce
-from leviathan.data.prepare.layout import IdFile, Part
-from leviathan.data.prepare.ledger import (
-    Ledger,
-    check_same,
-    is_finished,
-    sole_writer,
-    tidy,
-    writer_of_slice,
-)
 from leviathan.data.prepare.pool import Pool, open_local_pool
-from leviathan.data.prepare.reader import reading_of
-from leviathan.data.prepare.records import bad_lines
-from leviathan.data.prepare.slices import Slice, take_slice
+from leviathan.data.prepare.reader import record_schema
+from leviathan.data.prepare.records import rejected_records
+from leviathan.data.prepare.slices import PrepSlice, read_slice
 from leviathan.data.prepare.source import Source, Split
 from leviathan.data.prepare.sources import find_splits
-from leviathan.data.prepare.tokenize import PartInfo, Task, remember_encoder, tokenize
+from leviathan.data.prepare.stream_index import IdFile, TokenizedFile
+from leviathan.data.prepare.tokenize import (
+    TokenizedFileInfo,
+    TokenizeTask,
+    remember_encoder,
+    tokenize,
+)
+from leviathan.data.prepare.workdir import (
+    WorkDir,
+    check_same,
+    is_finished,
+    lock_for_slice,
+    lock_for_writing,
+    tidy,
+)
 from leviathan.data.tokenizer import Tokenizer, load_tokenizer
 from leviathan.errors import DataError
 
@@ -67,21 +72,21 @@ def prepare(config: PrepConfig) -> dict[str, Any]:
         DataError: bad input, another configuration's folder, a second writer, a full disk …
             Nothing that could be taken for a finished dataset is left behind.
     """
-    part = take_slice() if config.executor == "rank" else None
+    part = read_slice() if config.executor == "rank" else None
     inputs = find_splits(config)
     if is_finished(config.out):
         return _already_finished(config, inputs)
     tokenizer = load_tokenizer(config.tokenizer)
     identity = _identity(config, tokenizer)
     if part is not None:
-        with writer_of_slice(config.out, part.rank, part.world), told(config.out):
+        with lock_for_slice(config.out, part.rank, part.world), explain_stop(config.out):
             return _prepare_slice(config, inputs, tokenizer, identity, part)
-    with sole_writer(config.out):
+    with lock_for_writing(config.out):
         if is_finished(config.out):  # another process finished it between the look and the lock
             return _already_finished(config, inputs)
         with (
-            told(config.out),
-            Ledger(config.out, identity) as ledger,
+            explain_stop(config.out),
+            WorkDir(config.out, identity) as ledger,
             _open_pool(config) as pool,
         ):
             tasks = _begin(config, inputs, tokenizer, ledger)
@@ -99,8 +104,8 @@ def _open_pool(config: PrepConfig) -> AbstractContextManager[Pool]:
 
 
 @contextmanager
-def told(out: Path) -> Iterator[None]:
-    """Turns a full disk and its like, the user's to mend, into a DataError."""
+def explain_stop(out: Path) -> Iterator[None]:
+    """Turns a full disk and its like, the user's to fix, into a DataError."""
     try:
         yield
     except OSError as error:
@@ -114,13 +119,15 @@ def told(out: Path) -> Iterator[None]:
 # ---------------------------------------------------------------- tokenizing
 
 
-def _begin(config: PrepConfig, inputs: Inputs, tokenizer: Tokenizer, ledger: Ledger) -> list[Task]:
+def _begin(
+    config: PrepConfig, inputs: Inputs, tokenizer: Tokenizer, ledger: WorkDir
+) -> list[TokenizeTask]:
     """Leaves in the work folder what others need to know; one task an input."""
     listed = [[source.name, split, source.size()] for source, split in inputs]
     ledger.record({"config": _stored_config(config), "inputs": listed})
     tokenizer.save(ledger.tokenizer)
     return [
-        Task(
+        TokenizeTask(
             source=source,
             split=split,
             part=ledger.parts / f"{index:05}",
@@ -128,7 +135,7 @@ def _begin(config: PrepConfig, inputs: Inputs, tokenizer: Tokenizer, ledger: Led
             fraction=config.validation.fraction,
             quarantine=config.on_error == "quarantine",
             threads=max(1, config.workers // len(inputs)),
-            reading=reading_of(source, config),
+            reading=record_schema(source, config),
             include=frozenset(config.source.subsets.include),
             exclude=frozenset(config.source.subsets.exclude),
         )
@@ -141,10 +148,10 @@ def _prepare_slice(
     inputs: Inputs,
     tokenizer: Tokenizer,
     identity: dict[str, Any],
-    part: Slice,
+    part: PrepSlice,
 ) -> dict[str, Any]:
     with (
-        Ledger(config.out, identity, shared=True) as ledger,
+        WorkDir(config.out, identity, shared=True) as ledger,
         open_local_pool(config.workers) as pool,
     ):
         tasks = _begin(config, inputs, tokenizer, ledger)
@@ -166,13 +173,13 @@ def _prepare_slice(
 
 
 def _tokenize_all(
-    tasks: Sequence[tuple[int, Task]],
+    tasks: Sequence[tuple[int, TokenizeTask]],
     packed: Inputs,
     tokenizer: Tokenizer,
-    ledger: Ledger,
+    ledger: WorkDir,
     config: PrepConfig,
     pool: Pool,
-) -> list[PartInfo]:
+) -> list[TokenizedFileInfo]:
     """Makes the part of every task that has none yet; says before what the disk must hold.
 
     Returns:
@@ -210,7 +217,7 @@ def _tokenize_all(
     total, start = sum(sizes.values()) or None, sum(sizes[index] for index in done)
     with progress_bar("tokenizing (bytes)", total=total, start=start) as bar:
 
-        def finish(index: int, info: PartInfo) -> None:
+        def finish(index: int, info: TokenizedFileInfo) -> None:
             done[index] = info
             bar.advance(0, note=f"{len(done)}/{len(tasks)} files")
             if packed:  # one slice cannot know how many good lines the others have
@@ -227,10 +234,10 @@ def _tokenize_all(
 
 def pack_parts(
     config: PrepConfig,
-    infos: Sequence[PartInfo],
+    infos: Sequence[TokenizedFileInfo],
     folders: Sequence[Path],
     tokenizer: Tokenizer,
-    ledger: Ledger,
+    ledger: WorkDir,
     pool: Pool,
 ) -> DatasetInfo:
     """Makes the dataset of finished parts.
@@ -251,7 +258,7 @@ def pack_parts(
     number = {name: place for place, name in enumerate(subsets)}
     dtype = token_dtype(tokenizer.vocab_size)
     parts = [
-        Part(
+        TokenizedFile(
             table=folder / "documents",
             ids=IdFile(folder / "ids", dtype),
             subset_of=np.array([number[name] for name in info.subsets], np.uint16),
@@ -259,23 +266,23 @@ def pack_parts(
         for folder, info in zip(folders, infos, strict=True)
     ]
     weights, dropped = epochs(config.mixing, subsets), 0
-    if config.drop_duplicates:
-        parts, dropped = drop_duplicates(parts, ledger.work)
-    recipe = Recipe(
+    if config.deduplicate:
+        parts, dropped = deduplicate(parts, ledger.work)
+    recipe = DatasetSpec(
         tokenizer=tokenizer,
         seq_len=config.seq_len,
         subsets=subsets,
         parts=parts,
         made_of=[[info.path, info.content, info.sha256] for info in infos] + [config.mixing],
-        choices=both_splits(weights),
+        choices=split_selections(weights),
         sources=[_source(info) for info in infos],
         config=_stored_config(config),
         duplicates=dropped,
         rejects=b"".join((folder / REJECTS_FILE).read_bytes() for folder in folders),
     )
     try:
-        made = assemble(recipe, ledger, pool)
-    except NothingToTrainOn:
+        made = build_dataset(recipe, ledger, pool)
+    except EmptyTrainingSplit:
         if not config.mixing:
             ledger.close()  # only a configuration helps that cannot continue this work
         raise
@@ -304,14 +311,14 @@ def _already_finished(config: PrepConfig, inputs: Inputs) -> dict[str, Any]:
         wanted,
         config.out,
     )
-    # A file may have been trained anew under its old name; tiktoken's names stay what they are.
+    # A file may have been trained again under its old name; tiktoken's names stay what they are.
     if Path(config.tokenizer).exists():
         found = load_tokenizer(config.tokenizer).fingerprint
         check_same({"tokenizer": info.tokenizer.fingerprint}, {"tokenizer": found}, config.out)
     if info.rejected and config.on_error == "fail":
         raise DataError(
             "prep.rejects",
-            f"{config.out} leaves out {bad_lines(info.rejected)} (on_error=quarantine), but "
+            f"{config.out} omits {rejected_records(info.rejected)} (on_error=quarantine), but "
             "on_error=fail is asked for: choose another out",
         )
     then = [(source.path, source.bytes, source.split) for source in info.sources]
@@ -333,7 +340,7 @@ def _already_finished(config: PrepConfig, inputs: Inputs) -> dict[str, Any]:
     return info.summary()
 
 
-def _source(info: PartInfo) -> SourceInfo:
+def _source(info: TokenizedFileInfo) -> SourceInfo:
     return SourceInfo(
         path=info.path,
         bytes=info.bytes,

@@ -52,16 +52,16 @@ class Pool(Protocol):
 def open_local_pool(workers: int) -> Iterator[Pool]:
     """This process, or `workers` others that end at the end."""
     if workers == 1:
-        yield _Here()
+        yield _SerialPool()
     else:
-        processes = _Processes(workers)
+        processes = _ProcessPool(workers)
         try:
             yield processes
         finally:
             processes.close()
 
 
-class _Here:
+class _SerialPool:
     """One task after the other, in this process."""
 
     def start(self) -> None:
@@ -78,7 +78,7 @@ class _Here:
             finish(number, work(task, advance))
 
 
-class _Processes:
+class _ProcessPool:
     """Worker processes that are started at the first task and kept until the end."""
 
     def __init__(self, workers: int) -> None:
@@ -94,7 +94,7 @@ class _Processes:
         finish: Callable[[int, R], Any],
     ) -> None:
         if len(tasks) < 2:
-            _Here().run(work, tasks, advance, finish)
+            _SerialPool().run(work, tasks, advance, finish)
             return
         todo = iter(tasks.items())
         running: dict[Future[R], int] = {}
@@ -138,7 +138,7 @@ class _Processes:
     def close(self) -> None:
         """Ends the workers, after an error in the middle of their tasks.
 
-        Nobody wants to wait an hour for the others before an error is shown, nor a quarter of a
+        No one wants to wait an hour for the others before an error is shown, nor a quarter of a
         second for idle processes to tidy up.
         """
         if self._executor is not None:

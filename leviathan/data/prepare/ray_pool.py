@@ -11,7 +11,7 @@ from leviathan.errors import ConfigError, DataError, LeviathanError
 
 
 @contextmanager
-def open_ray_pool() -> Iterator["_Cluster"]:
+def open_ray_pool() -> Iterator["_RayPool"]:
     """The cluster at $RAY_ADDRESS, or the one that this machine belongs to.
 
     Its machines need this package installed, and must see the corpus and `out` under the same
@@ -37,12 +37,12 @@ def open_ray_pool() -> Iterator["_Cluster"]:
             "--head`, set RAY_ADDRESS, or use executor=local",
         ) from None
     try:
-        yield _Cluster(ray)
+        yield _RayPool(ray)
     finally:
         ray.shutdown()
 
 
-class _Cluster:
+class _RayPool:
     """A `Pool` whose tasks take one core each, wherever one is free."""
 
     def __init__(self, ray: Any) -> None:

@@ -1,8 +1,8 @@
-"""Reads documents out of sources, line by line, and says exactly what is wrong with a line.
+"""Reads documents out of sources, line by line, and says exactly the problem with a line.
 
-What a file is, its first bytes decide, not its name. A damaged file (cut off, bad checksum, not
-text at all) is a `DataError`; a damaged *line* is handed on as a `BadLine`, for the caller to
-refuse or set aside. Memory is bounded by `Reading.max_document_bytes`, whatever a file holds.
+The first bytes of a file determine its format, not its name. A corrupt file (truncated, bad
+checksum, not text) raises `DataError`; an invalid line is yielded as a `RejectedRecord`. Memory is
+bounded by `RecordSchema.max_document_bytes`.
 """
 
 import io
@@ -14,27 +14,27 @@ from leviathan.data.prepare.hub import HubSource, read_hub
 from leviathan.data.prepare.parquet import read_parquet
 from leviathan.data.prepare.records import (
     NO_SUBSET,
-    BadLine,
     Document,
-    Reading,
-    Unusable,
+    InvalidRecord,
+    RecordSchema,
+    RejectedRecord,
     parse,
 )
 from leviathan.data.prepare.source import ByteSource, Source
-from leviathan.data.prepare.texts import TextFolder, read_texts
+from leviathan.data.prepare.text_files import TextFolder, read_texts
 from leviathan.data.prepare.unpack import BOM, BUFFER, named, sniff, unpack
 
-__all__ = ["NO_SUBSET", "BadLine", "Document", "Reading", "read", "reading_of"]
+__all__ = ["NO_SUBSET", "Document", "RecordSchema", "RejectedRecord", "read", "record_schema"]
 
 OnBytes = Callable[[int], Any] | None
 
 
-def reading_of(source: Source, config: PrepConfig) -> Reading:
-    """Where text and subset stand in `source`, and how long a document may be."""
+def record_schema(source: Source, config: PrepConfig) -> RecordSchema:
+    """Where text and subset are in `source`, and how long a document may be."""
     keys = {"text_key": config.source.text_key, "subset_key": config.source.subset_key}
     if isinstance(source, HubSource):
         keys |= source.reading
-    return Reading(
+    return RecordSchema(
         default_subset=config.source.default_subset,
         max_document_bytes=config.max_document_bytes,
         **keys,
@@ -42,8 +42,11 @@ def reading_of(source: Source, config: PrepConfig) -> Reading:
 
 
 def read(
-    source: Source, on_bytes: OnBytes = None, digest: Any = None, reading: Reading | None = None
-) -> Iterator[Document | BadLine]:
+    source: Source,
+    on_bytes: OnBytes = None,
+    digest: Any = None,
+    reading: RecordSchema | None = None,
+) -> Iterator[Document | RejectedRecord]:
     """Yields the documents and bad lines of one source, in order; blank lines are skipped.
 
     Args:
@@ -56,7 +59,7 @@ def read(
     Raises:
         DataError: unreadable, truncated, damaged, or not a corpus file at all.
     """
-    reading = reading or Reading()
+    reading = reading or RecordSchema()
     if isinstance(source, HubSource):
         yield from read_hub(source, reading, on_bytes, digest)
     elif isinstance(source, TextFolder):
@@ -75,7 +78,9 @@ def read(
 # ---------------------------------------------------------------- lines
 
 
-def _read_lines(text: io.BufferedReader, reading: Reading) -> Iterator[Document | BadLine]:
+def _read_lines(
+    text: io.BufferedReader, reading: RecordSchema
+) -> Iterator[Document | RejectedRecord]:
     limit = reading.max_document_bytes
     offset = number = 0
     while line := text.readline(limit + 3):  # room for the line's end
@@ -83,15 +88,15 @@ def _read_lines(text: io.BufferedReader, reading: Reading) -> Iterator[Document 
         start, offset = offset, offset + len(line)
         if len(line.rstrip(b"\r\n") if len(line) > limit else line) > limit:
             offset += _skip_line(text) if not line.endswith(b"\n") else 0
-            yield BadLine(number, start, reading.too_long)
+            yield RejectedRecord(number, start, reading.too_long)
             continue
         if number == 1:
             line = line.removeprefix(BOM)
         if line and not line.isspace():
             try:
                 yield parse(line, reading, number, start)
-            except Unusable as error:
-                yield BadLine(number, start, str(error))
+            except InvalidRecord as error:
+                yield RejectedRecord(number, start, str(error))
 
 
 def _skip_line(text: io.BufferedReader) -> int:

@@ -1,4 +1,4 @@
-"""One line or row of a corpus → a document, or exactly what is wrong with it."""
+"""One line or row of a corpus → a document, or exactly the problem with it."""
 
 import json
 from dataclasses import dataclass, field
@@ -31,7 +31,7 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True)
-class BadLine:
+class RejectedRecord:
     """A line or row that is not a document; `line` and `byte_offset` as in `Document`."""
 
     line: int
@@ -54,13 +54,13 @@ def place_text(source: Source, number: int, byte_offset: int | None) -> str:
     return f"{file}: row {line:,}" if byte_offset is None else f"{file}:{line}"
 
 
-def bad_lines(count: int) -> str:
+def rejected_records(count: int) -> str:
     """That many bad lines, in words."""
     return f"{count:,} bad line{'s' if count != 1 else ''}"
 
 
 @dataclass(frozen=True)
-class Reading:
+class RecordSchema:
     """How the lines and rows of a corpus are to be read.
 
     Attributes:
@@ -88,7 +88,7 @@ class Reading:
         return f"longer than {self.max_document_bytes:,} bytes; raise max_document_bytes"
 
 
-class Unusable(Exception):
+class InvalidRecord(Exception):
     """Why a line or row is no document."""
 
 
@@ -103,11 +103,11 @@ MISSING = "missing"  # value of `Document.no_subset`: the record has no value at
 _NOTHING = object()
 
 
-def parse(line: bytes, reading: Reading, number: int, offset: int) -> Document:
+def parse(line: bytes, reading: RecordSchema, number: int, offset: int) -> Document:
     """The document in one line of JSON.
 
     Raises:
-        Unusable: it is none.
+        InvalidRecord: it is none.
     """
     try:
         record = orjson.loads(line)
@@ -121,20 +121,20 @@ def _parse_slowly(line: bytes) -> Any:
     try:
         return json.loads(line.rstrip(b"\r\n").decode())
     except UnicodeDecodeError as error:
-        raise Unusable(
+        raise InvalidRecord(
             f"invalid UTF-8: byte 0x{line[error.start]:02x} at position {error.start} of the line"
         ) from None
     except (ValueError, RecursionError) as error:
-        raise Unusable(f"not JSON ({error})") from None
+        raise InvalidRecord(f"not JSON ({error})") from None
 
 
 def document(
-    record: Any, reading: Reading, number: int, offset: int | None, unicode: bool = False
+    record: Any, reading: RecordSchema, number: int, offset: int | None, unicode: bool = False
 ) -> Document:
     """The document in one decoded line or row; `unicode`: its texts are known to be valid.
 
     Raises:
-        Unusable: it is none.
+        InvalidRecord: it is none.
     """
     text = record
     for key in reading.text_path:
@@ -143,7 +143,7 @@ def document(
             break
         text = text[key]
     if not isinstance(text, str):
-        raise Unusable(_why_no_text(record, text, reading))
+        raise InvalidRecord(_why_no_text(record, text, reading))
     if not unicode and not text.isascii():
         _check_unicode(text, reading.text_key)
     subset = record
@@ -190,7 +190,7 @@ def _entries(value: Any) -> dict[Any, Any]:
     return {}
 
 
-def _why_no_text(record: Any, found: Any, reading: Reading) -> str:
+def _why_no_text(record: Any, found: Any, reading: RecordSchema) -> str:
     """Why a record has no text: the first name of the path that is missing, or the wrong type."""
     if isinstance(found, Unreadable):
         return f"{reading.text_key!r} has {found.reason}"
@@ -227,14 +227,14 @@ def _check_unicode(text: str, key: str) -> None:
     """Refuses what tiktoken would replace silently; the text would no longer be the text.
 
     Raises:
-        Unusable: a lone surrogate.
+        InvalidRecord: a lone surrogate.
     """
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise Unusable(
+        raise InvalidRecord(
             f"{key!r} holds the lone surrogate U+{ord(text[error.start]):04X} "
-            f"at character {error.start}, which is no valid Unicode"
+            f"at character {error.start}, which is not a valid Unicode"
         ) from None
 
 

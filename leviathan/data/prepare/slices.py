@@ -8,14 +8,14 @@ from leviathan.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Slice:
+class PrepSlice:
     """Every `world`-th input file, from number `rank` on."""
 
     rank: int
     world: int
 
 
-def take_slice(environment: MutableMapping[str, str] = os.environ) -> Slice:
+def read_slice(environment: MutableMapping[str, str] = os.environ) -> PrepSlice:
     """The slice that the launcher's variables name: RANK and WORLD_SIZE, or a Slurm array's.
 
     RANK and WORLD_SIZE are taken out of the environment: slices are no ranks of one run, each
@@ -53,7 +53,7 @@ def take_slice(environment: MutableMapping[str, str] = os.environ) -> Slice:
             "slices.invalid_rank",
             f"executor=rank: slice {rank} of {world} does not exist ({names})",
         )
-    return Slice(rank, world)
+    return PrepSlice(rank, world)
 
 
 def _number(environment: MutableMapping[str, str], name: str) -> int:

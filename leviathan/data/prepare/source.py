@@ -31,14 +31,14 @@ class Source(ABC):
 
     @abstractmethod
     def size(self) -> int | None:
-        """Bytes as stored (packed, if it is), or None where nobody can say."""
+        """Bytes as stored (packed, if it is), or None where no one can say."""
 
     @abstractmethod
     def stamp(self) -> str:
         """Another one means that the content may have changed; cheap, not a hash of the bytes."""
 
     def place(self, line: int) -> tuple[str, int | None]:
-        """The file that `line` stands in and its line there, None where it is the whole file."""
+        """The file that `line` is in and its line there, None where it is the whole file."""
         return self.name, line
 
 

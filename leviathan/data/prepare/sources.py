@@ -72,7 +72,7 @@ def _find_hub(hub: HubConfig, key: str) -> dict[str, Source]:
 
 
 def _grouped(sources: Iterable[Source]) -> list[Source]:
-    from leviathan.data.prepare.texts import group_texts
+    from leviathan.data.prepare.text_files import group_texts
 
     return group_texts(sources)
 

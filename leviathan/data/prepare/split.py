@@ -14,23 +14,23 @@ from typing import Any
 import numpy as np
 
 from leviathan.console import progress_bar, say
-from leviathan.data.files import check_folder
 from leviathan.data.format import DatasetInfo, SourceInfo
-from leviathan.data.mds import Rows, ShardContent, open_split, read_shard
-from leviathan.data.prepare.assemble import NothingToTrainOn, Recipe, assemble
-from leviathan.data.prepare.layout import Choice, Part
-from leviathan.data.prepare.ledger import Ledger, check_same, is_finished, sole_writer
-from leviathan.data.prepare.pipeline import told
+from leviathan.data.mds import ShardContent, ShardReader, open_split, read_shard
+from leviathan.data.prepare.build import DatasetSpec, EmptyTrainingSplit, build_dataset
+from leviathan.data.prepare.pipeline import explain_stop
 from leviathan.data.prepare.pool import Pool, open_local_pool
+from leviathan.data.prepare.stream_index import Selection, TokenizedFile
 from leviathan.data.prepare.tokenize import DOCUMENT_DTYPE, TRAIN, VAL
+from leviathan.data.prepare.workdir import WorkDir, check_same, is_finished, lock_for_writing
 from leviathan.data.tokenizer import Tokenizer, load_tokenizer
 from leviathan.errors import DataError
+from leviathan.files import check_writable_dir
 
 _SPLITS = {"train": TRAIN, "val": VAL}
 
 
 @dataclass(frozen=True)
-class RowIds:
+class SampleIds:
     """The stream of a finished split as the ids of a part."""
 
     folder: Path
@@ -38,8 +38,8 @@ class RowIds:
     dtype: str
 
     @cached_property
-    def _rows(self) -> Rows:
-        return Rows(self.folder)
+    def _rows(self) -> ShardReader:
+        return ShardReader(self.folder)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"folder": self.folder, "seq_len": self.seq_len, "dtype": self.dtype}
@@ -67,9 +67,9 @@ def split_by_subset(source: Path, out: Path, workers: int = 1) -> dict[str, Any]
     """
     info, tokenizer = DatasetInfo.load(source), load_tokenizer(source)
     names = _folder_names(info.subsets)
-    check_folder(out)
+    check_writable_dir(out)
     result: dict[str, Any] = {}
-    with sole_writer(out), told(out), open_local_pool(workers) as pool:
+    with lock_for_writing(out), explain_stop(out), open_local_pool(workers) as pool:
         tables = out / ".documents"
         pending = [name for name in info.subsets if not is_finished(out / names[name])]
         if pending:
@@ -78,8 +78,8 @@ def split_by_subset(source: Path, out: Path, workers: int = 1) -> dict[str, Any]
             target = out / names[name]
             try:
                 made = _make(source, info, tokenizer, number, tables, target, pool)
-            except NothingToTrainOn:
-                say(f"{name!r} has no documents to train on: left out", style="yellow")
+            except EmptyTrainingSplit:
+                say(f"{name!r} has no documents to train on: omitted", style="yellow")
                 continue
             result[name] = {
                 "path": str(target),
@@ -109,26 +109,26 @@ def _make(
         say(f"{target} is complete. Nothing to do.")
         return made
     parts = [
-        Part(
+        TokenizedFile(
             table=tables / split,
-            ids=RowIds(source / split, info.seq_len, info.dtype),
+            ids=SampleIds(source / split, info.seq_len, info.dtype),
             subset_of=np.zeros(len(info.subsets), np.uint16),
             only=number,
         )
         for split in info.splits
     ]
-    recipe = Recipe(
+    recipe = DatasetSpec(
         tokenizer=tokenizer,
         seq_len=info.seq_len,
         subsets=[name],
         parts=parts,
         made_of=[info.fingerprint, name],
-        choices={split: Choice(_SPLITS[split]) for split in info.splits},
+        choices={split: Selection(_SPLITS[split]) for split in info.splits},
         sources=[_source(source, info, split, name) for split in info.splits],
         config=config,
     )
-    with sole_writer(target), Ledger(target, {"split_of": info.fingerprint}) as ledger:
-        return assemble(recipe, ledger, pool)
+    with lock_for_writing(target), WorkDir(target, {"split_of": info.fingerprint}) as ledger:
+        return build_dataset(recipe, ledger, pool)
 
 
 def _source(source: Path, info: DatasetInfo, split: str, subset: str) -> SourceInfo:
@@ -220,7 +220,7 @@ def _subsets_of(content: ShardContent) -> np.ndarray:
     """The subset of each document that has an id in the shard, in order; uint16 [documents]."""
     start = content.first_document - content.first_document[0]
     place = np.repeat(start - (np.cumsum(content.documents) - content.documents), content.documents)
-    place += np.arange(len(place))  # a document stands in every row that holds one of its ids
+    place += np.arange(len(place))  # a document is in every row that holds one of its ids
     subsets = np.zeros(int(place.max()) + 1, np.uint16)
     subsets[place] = content.subsets
     return subsets

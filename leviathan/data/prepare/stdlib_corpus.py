@@ -19,8 +19,8 @@ from platform import python_version
 from typing import Any
 
 from leviathan.console import progress_bar, say
-from leviathan.data.files import write_atomic
 from leviathan.errors import DataError
+from leviathan.files import write_atomic
 
 SOURCES, DOCSTRINGS, TOPICS = "Python sources", "Docstrings", "pydoc topics"
 HELD_OUT = "heldout.jsonl.zst"

@@ -19,14 +19,14 @@ import numpy as np
 
 from leviathan.console import say
 from leviathan.data.encoders import Backend, Encoder, TiktokenEncoder, make_encoder
-from leviathan.data.files import write_atomic
 from leviathan.data.format import token_dtype
-from leviathan.data.prepare.reader import BadLine, Document, Reading, read
+from leviathan.data.prepare.reader import Document, RecordSchema, RejectedRecord, read
 from leviathan.data.prepare.records import MISSING, place_text
 from leviathan.data.prepare.source import Source, Split
-from leviathan.data.prepare.texts import TextFolder
+from leviathan.data.prepare.text_files import TextFolder
 from leviathan.data.tokenizer import META_FILE, Tokenizer, UnencodableText, load_tokenizer
 from leviathan.errors import DataError
+from leviathan.files import write_atomic
 
 TRAIN, VAL = 0, 1
 
@@ -50,11 +50,11 @@ _COMPARED_SHARE = 0.0015
 
 
 @dataclass(frozen=True)
-class Task:
+class TokenizeTask:
     """What one worker needs to know to make one part.
 
     Attributes:
-        include: subsets to keep, all if empty; `exclude`: subsets to leave out.
+        include: subsets to keep, all if empty; `exclude`: subsets to omit.
         backend: what encodes; `auto` chooses.
         threads: for tiktoken alone; gigatoken is faster than its reader.
     """
@@ -66,7 +66,7 @@ class Task:
     fraction: float
     quarantine: bool
     threads: int
-    reading: Reading = field(default_factory=Reading)
+    reading: RecordSchema = field(default_factory=RecordSchema)
     include: frozenset[str] = frozenset()
     exclude: frozenset[str] = frozenset()
     backend: str = "auto"
@@ -77,13 +77,13 @@ class Task:
 
 
 @dataclass(frozen=True)
-class PartInfo:
+class TokenizedFileInfo:
     """`part.json`: what a finished part was made of and what it holds.
 
     Attributes:
         path: the source's name.
         bytes: as stored; of text, where a source cannot tell.
-        excluded: documents left out by their subset, by name.
+        excluded: documents omitted by their subset, by name.
         named: number of records with a subset name; None in parts of an earlier version.
         unnamed: number of records without a value at `subset_key`.
         misnamed: number of records whose value there is not a name.
@@ -111,7 +111,7 @@ class PartInfo:
     mismatches: int = 0
 
     @classmethod
-    def load(cls, part: Path) -> "PartInfo":
+    def load(cls, part: Path) -> "TokenizedFileInfo":
         """Reads a part's description."""
         return cls(**json.loads((part / "part.json").read_bytes()))
 
@@ -122,7 +122,7 @@ class PartInfo:
         return self.named > 0
 
 
-def tokenize(task: Task, on_bytes: Callable[[int], Any]) -> PartInfo:
+def tokenize(task: TokenizeTask, on_bytes: Callable[[int], Any]) -> TokenizedFileInfo:
     """Makes `task.part` (a folder with ids, documents, rejects.jsonl and part.json), atomically.
 
     Raises:
@@ -189,7 +189,9 @@ class _Mismatch(Exception):
 class _Writer:
     """Writes one part into a folder."""
 
-    def __init__(self, task: Task, folder: Path, tokenizer: Tokenizer, encoder: Encoder) -> None:
+    def __init__(
+        self, task: TokenizeTask, folder: Path, tokenizer: Tokenizer, encoder: Encoder
+    ) -> None:
         self.task, self.folder = task, folder
         self.tokenizer, self.encoder = tokenizer, encoder
         self.sha256, self.content = hashlib.sha256(), blake2b(digest_size=16)
@@ -203,7 +205,7 @@ class _Writer:
         self._end = np.array([tokenizer.end_of_text], np.uint32)
         self._may_compare, self._compared = float(_COMPARED_AT_FIRST), 0
 
-    def write(self, on_bytes: Callable[[int], Any]) -> PartInfo:
+    def write(self, on_bytes: Callable[[int], Any]) -> TokenizedFileInfo:
         """Reads the source to its end."""
         source = self.task.source
         size, stamp = source.size(), source.stamp()
@@ -218,10 +220,10 @@ class _Writer:
             (self.folder / "documents").open("wb") as table_file,
             (self.folder / "rejects.jsonl").open("w", encoding="utf-8") as rejects_file,
         ):
-            for batch, bad_lines in self._batches(items):
+            for batch, rejected_records in self._batches(items):
                 contents = [item.text.encode() for item in batch]
-                encoded = self._encode(batch, contents, bad_lines)
-                self._reject(bad_lines, rejects_file)
+                encoded = self._encode(batch, contents, rejected_records)
+                self._reject(rejected_records, rejects_file)
                 if batch:
                     table = self._table(batch, contents, encoded)
                     self._compare(batch, encoded, table)
@@ -234,7 +236,7 @@ class _Writer:
                 "source.changed",
                 f"{source.name} was changed while it was read: run the command again",
             )
-        return PartInfo(
+        return TokenizedFileInfo(
             path=source.name,
             split=self.task.split,
             bytes=self.bytes_read if size is None else size,
@@ -254,14 +256,14 @@ class _Writer:
         )
 
     def _batches(
-        self, items: Iterable[Document | BadLine]
-    ) -> Iterator[tuple[list[Document], list[BadLine]]]:
+        self, items: Iterable[Document | RejectedRecord]
+    ) -> Iterator[tuple[list[Document], list[RejectedRecord]]]:
         """Groups the documents that are wanted; empty and excluded ones are counted."""
         batch: list[Document] = []
-        bad: list[BadLine] = []
+        bad: list[RejectedRecord] = []
         characters = 0
         for item in items:
-            if isinstance(item, BadLine):
+            if isinstance(item, RejectedRecord):
                 bad.append(item)
             elif self._is_wanted(item):
                 batch.append(item)
@@ -290,7 +292,7 @@ class _Writer:
         return False
 
     def _encode(
-        self, batch: list[Document], contents: list[bytes], bad: list[BadLine]
+        self, batch: list[Document], contents: list[bytes], bad: list[RejectedRecord]
     ) -> list[np.ndarray]:
         """The ids of each document; one that cannot be encoded moves from `batch` to `bad`."""
         if self.task.threads > 1 and self.encoder.backend == "tiktoken":
@@ -298,21 +300,21 @@ class _Writer:
                 found = list(pool.map(self._encode_one, batch, contents))
         else:
             found = list(map(self._encode_one, batch, contents))
-        failed = [item for item in found if isinstance(item, BadLine)]
+        failed = [item for item in found if isinstance(item, RejectedRecord)]
         if failed:
-            good = [n for n, ids in enumerate(found) if not isinstance(ids, BadLine)]
+            good = [n for n, ids in enumerate(found) if not isinstance(ids, RejectedRecord)]
             batch[:], contents[:] = [batch[n] for n in good], [contents[n] for n in good]
             bad.extend(failed)
-        return [ids for ids in found if not isinstance(ids, BadLine)]
+        return [ids for ids in found if not isinstance(ids, RejectedRecord)]
 
-    def _encode_one(self, item: Document, content: bytes) -> np.ndarray | BadLine:
+    def _encode_one(self, item: Document, content: bytes) -> np.ndarray | RejectedRecord:
         try:
             return self.encoder.encode(item.text, content)
         except UnencodableText as error:
-            return BadLine(item.line, item.byte_offset, str(error))
+            return RejectedRecord(item.line, item.byte_offset, str(error))
 
-    def _reject(self, bad_lines: list[BadLine], file: TextIO) -> None:
-        for bad in sorted(bad_lines, key=lambda bad: bad.line):
+    def _reject(self, rejected_records: list[RejectedRecord], file: TextIO) -> None:
+        for bad in sorted(rejected_records, key=lambda bad: bad.line):
             if not self.task.quarantine:
                 raise DataError(
                     "record.rejected",

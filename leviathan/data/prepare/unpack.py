@@ -100,8 +100,8 @@ def unpack(
     on_bytes: Callable[[int], Any] | None = None,
     digest: Any = None,
 ) -> io.BufferedReader:
-    """The unpacked bytes of `file`; what is read of it is counted and hashed on the way."""
-    tap = _Tap(file, on_bytes, digest)
+    """The unpacked bytes of `file`; what is read of it is counted and hashed along the way."""
+    tap = _HashingReader(file, on_bytes, digest)
     if kind == "zst":
         return io.BufferedReader(_ZstdFrames(source.name, tap), BUFFER)
     if kind == "gz":
@@ -110,7 +110,7 @@ def unpack(
     return io.BufferedReader(tap, BUFFER)
 
 
-class _Tap(io.RawIOBase):
+class _HashingReader(io.RawIOBase):
     """Passes the bytes of a raw file on, counting and hashing them."""
 
     def __init__(self, raw: IO[bytes], on_bytes: Callable[[int], Any] | None, digest: Any) -> None:

@@ -8,7 +8,7 @@ from typing import IO, Any
 from typing_extensions import override
 
 from leviathan.credentials import without_credentials
-from leviathan.data.filesystem import file_system, readable_error
+from leviathan.data.filesystem import open_filesystem, readable_error
 from leviathan.data.prepare.local_files import list_local
 from leviathan.data.prepare.source import ByteSource, keep_corpus_files
 from leviathan.errors import DataError
@@ -52,15 +52,15 @@ class UrlSource(ByteSource):
 
     @override
     def open(self) -> IO[bytes]:
-        fs, path = file_system(self.url)
+        fs, path = open_filesystem(self.url)
         try:
             file = fs.open(path, "rb", block_size=_BLOCK, cache_type="readahead")
         except Exception as error:  # every filesystem has its own
             raise readable_error(error) from None
-        return _Whole(file, self.length)  # pyright: ignore[reportReturnType] - as FileIO is
+        return _SizeCheckedFile(file, self.length)  # pyright: ignore[reportReturnType] - as FileIO is
 
 
-class _Whole(io.RawIOBase):
+class _SizeCheckedFile(io.RawIOBase):
     """Reads a remote file to its end, and notices when that comes too early."""
 
     def __init__(self, file: Any, size: int | None) -> None:
@@ -93,7 +93,7 @@ def find_urls(pattern: str) -> list[ByteSource]:
     Raises:
         DataError: nothing is there, it cannot be reached, or a package for it is missing.
     """
-    fs, path = file_system(pattern)
+    fs, path = open_filesystem(pattern)
     if _is_local(fs):
         return _find_local(fs, path, pattern)
     http = pattern.startswith(("http://", "https://"))

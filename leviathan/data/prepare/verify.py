@@ -10,10 +10,10 @@ import numpy as np
 from leviathan.console import progress_bar, say
 from leviathan.data.format import COUNTS_FILE, DATASET_FILE, REJECTS_FILE, DatasetInfo, SplitInfo
 from leviathan.data.mds import ShardContent, open_split, read_index, read_shard
-from leviathan.data.prepare.assemble import fingerprint
-from leviathan.data.prepare.ledger import OWN_FILES
+from leviathan.data.prepare.build import fingerprint
 from leviathan.data.prepare.pack import count_ids
 from leviathan.data.prepare.pool import Pool, open_local_pool
+from leviathan.data.prepare.workdir import OWN_FILES
 from leviathan.data.tokenizer import Tokenizer, load_tokenizer
 from leviathan.errors import DataError
 
@@ -66,7 +66,7 @@ def verify(directory: Path, workers: int = 1) -> dict[str, Any]:
         `DatasetInfo.summary()` with `"verified": True`.
 
     Raises:
-        DataError: naming the file and what is wrong with it.
+        DataError: naming the file and the problem with it.
     """
     info = DatasetInfo.load(directory)
     tokenizer = load_tokenizer(directory)
@@ -168,7 +168,7 @@ def _verify_split(
     before: tuple[int, ...] = (0, 0)
     for number, check in checks.items():
         first_id, first_document, last_id, next_document = ends[number]
-        # The last id of a row is the first of the next: that one's document goes on, or ends there.
+        # The last id of a sample is the first of the next one.
         if number and (first_id, first_document) != before:
             raise DataError("verify.order", f"{check.path}: does not continue the shard before it")
         before = last_id, next_document

@@ -32,7 +32,7 @@ class AlbertEmbedding(InputEmbedding):
         """E·D."""
         return (_albert(config).width or 0) * config.d_model
 
-    def initial(self, config: ModelConfig) -> Mapping[str, Normal]:
+    def init_spec(self, config: ModelConfig) -> Mapping[str, Normal]:
         """The backbone's std; `calibrate` then sets the scale of the output."""
         return {"table": Normal(config.init_std), "projection": Normal(config.init_std)}
 
@@ -40,7 +40,7 @@ class AlbertEmbedding(InputEmbedding):
         """See `InputEmbedding`."""
         return {"table": "table", "projection": "matrix"}
 
-    def rows(self, ids: Tensor) -> Tensor:
+    def vectors(self, ids: Tensor) -> Tensor:
         """`[N] → [N, D]`."""
         return F.embedding(ids, self.table) @ self.projection
 
@@ -53,7 +53,7 @@ class AlbertEmbedding(InputEmbedding):
         tokens, and their gradients to the distinct ids.
         """
         self._check(ids if unique_ids is None else unique_ids)
-        return self.rows(ids)
+        return self.vectors(ids)
 
 
 def _albert(config: ModelConfig) -> AlbertConfig:

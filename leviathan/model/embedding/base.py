@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from leviathan.config.optim import Role
 from leviathan.config.schema import ModelConfig
-from leviathan.model.shards import ALONE, Plan
+from leviathan.model.tp_layout import NO_TP, TPPlan
 
 CALIBRATION_IDS = 1024
 
@@ -40,7 +40,7 @@ class InputEmbedding(nn.Module, ABC):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.vocabulary = config.padded_vocab_size
-        self.tp = ALONE
+        self.tp = NO_TP
 
     @staticmethod
     def param_count(config: ModelConfig) -> int:
@@ -53,7 +53,7 @@ class InputEmbedding(nn.Module, ABC):
         """Multiply-adds of the forward pass for one id."""
 
     @abstractmethod
-    def initial(self, config: ModelConfig) -> Mapping[str, Normal]:
+    def init_spec(self, config: ModelConfig) -> Mapping[str, Normal]:
         """How each of the module's own parameters is drawn, by its local name."""
 
     @abstractmethod
@@ -78,10 +78,10 @@ class InputEmbedding(nn.Module, ABC):
             self.get_parameter(name).mul_(wanted / float(rows.std()))
 
     @abstractmethod
-    def rows(self, ids: Tensor) -> Tensor:
+    def vectors(self, ids: Tensor) -> Tensor:
         """Vectors `[N, D]` of the ids `[N]` (int64), each computed by itself."""
 
-    def tp_plan(self) -> Plan:
+    def tp_layout(self) -> TPPlan:
         """How the parameters are cut under tensor parallelism; all whole unless a kind says so."""
         return {}
 
@@ -111,22 +111,22 @@ class InputEmbedding(nn.Module, ABC):
         else:
             distinct, places = unique_ids, inverse
         self._check(distinct)
-        return F.embedding(places, self.rows(distinct))
+        return F.embedding(places, self.vectors(distinct))
 
     @torch.no_grad()
     def materialize(self, dtype: torch.dtype | None = None, chunk: int = 1024) -> Tensor:
         """The whole table `[V, D]`, computed `chunk` ids at a time.
 
         Args:
-            dtype: of the result; the parameters' own if left out.
+            dtype: of the result; the parameters' own if omitted.
             chunk: ids at a time, which bounds the memory of intermediates.
         """
         device = next(chain(self.parameters(), self.buffers())).device
-        first = self.rows(torch.zeros(1, dtype=torch.int64, device=device))
+        first = self.vectors(torch.zeros(1, dtype=torch.int64, device=device))
         table = first.new_empty(self.vocabulary, first.shape[1], dtype=dtype)
         for start in range(0, self.vocabulary, chunk):
             stop = min(start + chunk, self.vocabulary)
-            table[start:stop] = self.rows(torch.arange(start, stop, device=device))
+            table[start:stop] = self.vectors(torch.arange(start, stop, device=device))
         return table
 
     def _check(self, ids: Tensor) -> None:

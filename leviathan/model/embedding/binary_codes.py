@@ -34,7 +34,7 @@ class BinaryCodesEmbedding(InputEmbedding):
         """None."""
         return 0
 
-    def initial(self, config: ModelConfig) -> Mapping[str, Normal]:
+    def init_spec(self, config: ModelConfig) -> Mapping[str, Normal]:
         """Nothing to draw."""
         return {}
 
@@ -42,7 +42,7 @@ class BinaryCodesEmbedding(InputEmbedding):
         """See `InputEmbedding`."""
         return {}
 
-    def rows(self, ids: Tensor) -> Tensor:
+    def vectors(self, ids: Tensor) -> Tensor:
         """`[N] → [N, D]`."""
         place = torch.arange(self.d_model, device=ids.device) % self.bits
         signs = (ids.unsqueeze(-1) >> place & 1) * 2 - 1
@@ -53,4 +53,4 @@ class BinaryCodesEmbedding(InputEmbedding):
     ) -> Tensor:
         """`[B, T] → [B, T, D]`; computing a row is as cheap as copying it."""
         self._check(ids if unique_ids is None else unique_ids)
-        return self.rows(ids.flatten()).view(*ids.shape, self.d_model)
+        return self.vectors(ids.flatten()).view(*ids.shape, self.d_model)

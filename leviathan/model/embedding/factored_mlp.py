@@ -28,9 +28,9 @@ class FactoredMLPEmbedding(SeedMLPEmbedding):
         factored = _factored(config)
         return (factored.hidden or 0) * (factored.d_seed + config.d_model)
 
-    def initial(self, config: ModelConfig) -> Mapping[str, Normal]:
+    def init_spec(self, config: ModelConfig) -> Mapping[str, Normal]:
         """As the MLP has it."""
-        return {**super().initial(config), "codebooks": Normal(len(self.codebooks) ** -0.5)}
+        return {**super().init_spec(config), "codebooks": Normal(len(self.codebooks) ** -0.5)}
 
     def param_roles(self) -> Mapping[str, Role]:
         """See `InputEmbedding`."""

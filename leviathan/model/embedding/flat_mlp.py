@@ -28,9 +28,9 @@ class FlatMLPEmbedding(SeedMLPEmbedding):
         flat = _flat(config)
         return (flat.hidden or 0) * ((flat.width or 0) + config.d_model)
 
-    def initial(self, config: ModelConfig) -> Mapping[str, Normal]:
+    def init_spec(self, config: ModelConfig) -> Mapping[str, Normal]:
         """As the MLP has it."""
-        return {**super().initial(config), "table": Normal(1.0)}
+        return {**super().init_spec(config), "table": Normal(1.0)}
 
     def param_roles(self) -> Mapping[str, Role]:
         """See `InputEmbedding`."""

@@ -2,7 +2,7 @@
 
 Source: arXiv 2601.22040 v2, "Leviathan: Decoupling Input and Output Representations in Language
 Models". Letters in comments are the paper's: N ids, k digits in base b, d seed width, h heads,
-κ knots, r rank, D model width. How E is computed stands in `leviathan.model.kernels`; its literal
+κ knots, r rank, D model width. How E is computed is in `leviathan.model.kernels`; its literal
 reading in `leviathan.model.kernels.reference`.
 """
 
@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from leviathan.config.optim import Role
 from leviathan.config.schema import LeviathanConfig, ModelConfig, lev_base
 from leviathan.model.embedding.base import InputEmbedding, Normal
-from leviathan.model.kernels.lev import Parameters, lev_rows
-from leviathan.model.shards import Partial, Plan, Shard
+from leviathan.model.kernels.lev import Parameters, lev_vectors
+from leviathan.model.tp_layout import Partial, Shard, TPPlan
 
 
 class LeviathanEmbedding(InputEmbedding):
@@ -35,7 +35,7 @@ class LeviathanEmbedding(InputEmbedding):
         lev = _lev(config)
         self.base = lev_base(lev, config.padded_vocab_size)
         self.latent_scale = lev.latent_scale
-        self.tp_mode = lev.tp
+        self.tp_mode = lev.tp_mode
         h, d = lev.heads, lev.d_seed
         self.codebooks = nn.Parameter(torch.empty(lev.digits, self.base, d))
         self.latent_weight = nn.Parameter(torch.empty(h, d, d))
@@ -52,7 +52,7 @@ class LeviathanEmbedding(InputEmbedding):
         h, d, r = lev.heads, lev.d_seed, lev.rank
         return h * d * d + h * d * lev.knots * r + h * d * r + h * r * config.d_model
 
-    def initial(self, config: ModelConfig) -> Mapping[str, Normal]:
+    def init_spec(self, config: ModelConfig) -> Mapping[str, Normal]:
         """The public implementation's values; `calibrate` then sets the scale of the output."""
         return {
             "codebooks": Normal(0.02),
@@ -76,25 +76,27 @@ class LeviathanEmbedding(InputEmbedding):
             "out_weight": "matrix",
         }
 
-    def rows(self, ids: Tensor) -> Tensor:
+    def vectors(self, ids: Tensor) -> Tensor:
         """`[N] → [N, D]` in the parameters' dtype, accumulated in fp32 or wider."""
         if self.tp.size == 1 or self.tp_mode == "replicated":
-            return self._rows(ids, self._parameters_in_order())
+            return self._vectors(ids, self._parameters_in_order())
         if self.tp_mode == "ids":
-            return self._rows_by_ids(ids)
-        return self.tp.total(self._rows(ids, self._parameters_in_order()))
+            return self._vectors_by_ids(ids)
+        return self.tp.reduce_from_tp(self._vectors(ids, self._parameters_in_order()))
 
-    def _rows_by_ids(self, ids: Tensor) -> Tensor:
+    def _vectors_by_ids(self, ids: Tensor) -> Tensor:
         """Each rank generates an equal share of the rows, and is given the others'."""
         share = -(-len(ids) // self.tp.size)
         padded = F.pad(ids, (0, share * self.tp.size - len(ids)))
         mine = padded[self.tp.rank * share :][:share]
-        return self.tp.joined(self._rows(mine, self._parameters_in_order()), 0)[: len(ids)]
+        return self.tp.gather_from_tp(self._vectors(mine, self._parameters_in_order()), 0)[
+            : len(ids)
+        ]
 
-    def _rows(self, ids: Tensor, p: Parameters) -> Tensor:
-        return lev_rows(ids, p, self.latent_scale == "inside")
+    def _vectors(self, ids: Tensor, p: Parameters) -> Tensor:
+        return lev_vectors(ids, p, self.latent_scale == "inside")
 
-    def tp_plan(self) -> Plan:
+    def tp_layout(self) -> TPPlan:
         """In the mode `heads` each rank has some of the heads, which share the codebooks."""
         if self.tp_mode == "replicated":
             return {}

@@ -15,7 +15,7 @@ from leviathan.config.embedding import LeviathanV1Config, lev_base
 from leviathan.config.optim import Role
 from leviathan.config.schema import ModelConfig
 from leviathan.model.embedding.base import InputEmbedding, Normal
-from leviathan.model.kernels.lev import LAYER_NORM_EPS, Parameters, digits_of, lev_rows
+from leviathan.model.kernels.lev import LAYER_NORM_EPS, Parameters, digits_of, lev_vectors
 
 
 class LeviathanV1Embedding(InputEmbedding):
@@ -50,7 +50,7 @@ class LeviathanV1Embedding(InputEmbedding):
         d, m, r = v1.d_seed, v1.modes, v1.rank
         return d * d + m * d * v1.knots * r + m * d * r + (m * r + d) * config.d_model
 
-    def initial(self, config: ModelConfig) -> Mapping[str, Normal]:
+    def init_spec(self, config: ModelConfig) -> Mapping[str, Normal]:
         """LEV's values; `calibrate` then sets the scale of the output."""
         return {
             "codebooks": Normal(0.02),
@@ -76,7 +76,7 @@ class LeviathanV1Embedding(InputEmbedding):
             "residual_weight": "matrix",
         }
 
-    def rows(self, ids: Tensor) -> Tensor:
+    def vectors(self, ids: Tensor) -> Tensor:
         """`[N] → [N, D]` in the parameters' dtype, accumulated in fp32 or wider.
 
         W_out · concat(modes) is the sum of what each mode gives, so the modes are LEV's heads with
@@ -87,7 +87,7 @@ class LeviathanV1Embedding(InputEmbedding):
         for name in ("latent_weight", "latent_bias", "norm_weight", "norm_bias"):
             p[name] = p[name].expand(len(self.out_weight), *p[name].shape)
         heads = Parameters(*(p[name] for name in Parameters._fields))
-        rows = lev_rows(ids, heads, self.latent_scale == "inside")
+        rows = lev_vectors(ids, heads, self.latent_scale == "inside")
         rows = rows + self._latent(ids, wide) @ p["residual_weight"]
         return rows.to(self.out_weight.dtype)
 

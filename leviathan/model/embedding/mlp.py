@@ -31,7 +31,7 @@ class SeedMLPEmbedding(InputEmbedding):
     def seeds(self, ids: Tensor) -> Tensor:
         """What stands for each of the ids `[N]`: `[N, seed]`, of unit variance at step 0."""
 
-    def initial(self, config: ModelConfig) -> Mapping[str, Normal]:
+    def init_spec(self, config: ModelConfig) -> Mapping[str, Normal]:
         """Arguments of SiLU with unit variance: at the backbone's 0.02 it would be a line.
 
         `calibrate` then sets the scale of the output.
@@ -46,7 +46,7 @@ class SeedMLPEmbedding(InputEmbedding):
         """See `InputEmbedding`."""
         return {"hidden_weight": "matrix", "hidden_bias": "bias", "out_weight": "matrix"}
 
-    def rows(self, ids: Tensor) -> Tensor:
+    def vectors(self, ids: Tensor) -> Tensor:
         """`[N] → [N, D]`."""
         hidden = F.silu(F.linear(self.seeds(ids), self.hidden_weight, self.hidden_bias))
         return F.linear(hidden, self.out_weight)

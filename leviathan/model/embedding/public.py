@@ -10,7 +10,7 @@ from leviathan.config.load import validate
 from leviathan.config.schema import ModelConfig
 from leviathan.errors import ConfigError
 from leviathan.model.embedding.leviathan import LeviathanEmbedding as _LeviathanEmbedding
-from leviathan.model.init import draw
+from leviathan.model.init import draw_values
 
 
 class LeviathanEmbedding(_LeviathanEmbedding):
@@ -42,7 +42,7 @@ class LeviathanEmbedding(_LeviathanEmbedding):
         Args:
             num_embeddings: V, the number of ids.
             embedding_dim: D, the width of the vectors.
-            seed: of the initial values; left out, it comes from torch's global generator, so that
+            seed: of the initial values; omitted, it comes from torch's global generator, so that
                 `torch.manual_seed` rules here as it does for torch's own modules.
             device: as for `torch.nn.Embedding`; on "meta" nothing is drawn.
             dtype: as for `torch.nn.Embedding`.
@@ -86,9 +86,9 @@ class LeviathanEmbedding(_LeviathanEmbedding):
         with torch.device("cpu"):  # whatever device context the caller is in
             if seed is None:
                 seed = int(torch.randint(2**62, ()))
-            for name, how in self.initial(config).items():
+            for name, how in self.init_spec(config).items():
                 parameter = self.get_parameter(name)
-                parameter.copy_(draw(name, parameter.shape, how, seed))
+                parameter.copy_(draw_values(name, parameter.shape, how, seed))
             self.calibrate(config)
 
 

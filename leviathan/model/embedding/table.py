@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from leviathan.config.optim import Role
 from leviathan.config.schema import ModelConfig
 from leviathan.model.embedding.base import InputEmbedding, Normal
-from leviathan.model.shards import Plan, Shard
+from leviathan.model.tp_layout import Shard, TPPlan
 
 
 class UntiedEmbedding(InputEmbedding):
@@ -24,7 +24,7 @@ class UntiedEmbedding(InputEmbedding):
         """None: a look-up."""
         return 0
 
-    def initial(self, config: ModelConfig) -> Mapping[str, Normal]:
+    def init_spec(self, config: ModelConfig) -> Mapping[str, Normal]:
         """The backbone's std."""
         return {"weight": Normal(config.init_std)}
 
@@ -32,12 +32,12 @@ class UntiedEmbedding(InputEmbedding):
         """See `InputEmbedding`."""
         return {"weight": "table"}
 
-    def rows(self, ids: Tensor) -> Tensor:
+    def vectors(self, ids: Tensor) -> Tensor:
         """Look-up `[N] → [N, D]`."""
         if self.tp.size == 1:
             return F.embedding(ids, self.weight)
         mine, local = self._own(ids)
-        return self.tp.total(F.embedding(local, self.weight) * mine.unsqueeze(-1))
+        return self.tp.reduce_from_tp(F.embedding(local, self.weight) * mine.unsqueeze(-1))
 
     def forward(
         self, ids: Tensor, unique_ids: Tensor | None = None, inverse: Tensor | None = None
@@ -48,7 +48,7 @@ class UntiedEmbedding(InputEmbedding):
         self._check(ids if unique_ids is None else unique_ids)
         return F.embedding(ids, self.weight)
 
-    def tp_plan(self) -> Plan:
+    def tp_layout(self) -> TPPlan:
         """Each rank has some of the ids."""
         return {"weight": Shard(0)}
 

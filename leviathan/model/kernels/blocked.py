@@ -65,7 +65,7 @@ class BlockedModes:
         rows = torch.arange(d * len(argument), device=x.device).view(d, -1) * knots
         for head in range(modes.shape[1]):
             modes[:, head] = self._mode(head, w.knot[head], w.values[head])
-            grad_factors = self._tree.spread(grad[:, head])
+            grad_factors = self._tree.backward(grad[:, head])
             self._spread_basis(w.knot[head], w.values[head])
             self.grad_delta[head].baddbmm_(self._basis.transpose(1, 2), grad_factors)
             grad_basis = torch.bmm(grad_factors, self._centered[head])  # [d, n, κ]

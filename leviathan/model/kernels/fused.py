@@ -18,17 +18,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-IDS_A_CALL = 8192
+IDS_PER_CALL = 8192
 TILE_ELEMENTS = 2048  # ids × ranks of a program
 FORWARD_WARPS, BACKWARD_WARPS = 8, 16  # registers for them on sm_90: 79 and 128 a thread
 PARTS_BYTES = 2**27  # all parts of the coefficients' gradient
-MOST_GROUP = 8  # dimensions between rescalings: eight factors in [2⁻¹⁵, 2¹⁵] stay in fp32's range
+MAX_GROUP = 8  # dimensions between rescalings: eight factors in [2⁻¹⁵, 2¹⁵] stay in fp32's range
 MOST_RANK, MOST_KNOTS = 128, 64
-LEAST_SIDE = 16  # of a matrix product's operands
-MOST_SHARE = tl.constexpr(60)  # powers of two given to the product behind a group
+MIN_SIDE = 16  # of a matrix product's operands
+MAX_SHARE = tl.constexpr(60)  # powers of two given to the product behind a group
 
 
-def unfit(delta: Tensor) -> str | None:
+def unsupported_reason(delta: Tensor) -> str | None:
     """Why the kernels cannot take coefficients `[h, d, κ, r]`, or None if they can."""
     _, _, knots, rank = delta.shape
     if delta.dtype != torch.float32:
@@ -41,15 +41,15 @@ def unfit(delta: Tensor) -> str | None:
 
 
 class FusedModes:
-    """The kernels behind `select.ModesPath`; the arguments are those of `BlockedModes`."""
+    """The kernels behind `select.LevBackend`; the arguments are those of `BlockedModes`."""
 
     def __init__(self, delta: Tensor, ids: int, gradient: bool) -> None:
         h, d, knots, r = delta.shape
-        self.block = min(ids, IDS_A_CALL)
+        self.block = min(ids, IDS_PER_CALL)
         self._delta = delta.contiguous()
-        ranks = max(LEAST_SIDE, triton.next_power_of_2(r))
+        ranks = max(MIN_SIDE, triton.next_power_of_2(r))
         self._tile = TILE_ELEMENTS // ranks
-        group = next(g for g in range(min(MOST_GROUP, d), 0, -1) if d % g == 0)
+        group = next(g for g in range(min(MAX_GROUP, d), 0, -1) if d % g == 0)
         self._sizes: dict[str, Any] = dict(
             D_SEED=d, KNOTS=knots, RANK=r, RANKS=ranks, TILE=self._tile, GROUP=group
         )
@@ -87,7 +87,7 @@ class FusedModes:
         grad_turned = torch.empty_like(turned)
         parts = grad.new_zeros(self._workers, *self._delta.shape)
         kernel: Any = _backward_kernel
-        columns = max(LEAST_SIDE, triton.next_power_of_2(self._sizes["KNOTS"]))
+        columns = max(MIN_SIDE, triton.next_power_of_2(self._sizes["KNOTS"]))
         with _on(argument):
             kernel[(self._workers, h)](
                 turned,
@@ -269,7 +269,7 @@ def _backward_kernel(
         tl.store(modes + mode, _times_power(run, exponent), mask=here)
         tl.debug_barrier()
 
-        # `after`: the incoming gradient times all factors behind the one at hand.
+        # `after`: the incoming gradient times all factors behind the one available.
         after = tl.load(grad_modes + mode, mask=here, other=0.0)
         after, after_exponent = _rescale(after, tl.zeros([TILE, RANKS], tl.int32))
         for step in range(GROUPS):
@@ -277,7 +277,7 @@ def _backward_kernel(
             run = tl.load(before_group + group * SIZE)
             # Both sides' powers of two come back here, shared so that neither leaves the range.
             exponent = tl.load(exponent_of + group * SIZE) + after_exponent
-            share_after = tl.minimum(tl.maximum(exponent >> 1, -MOST_SHARE), MOST_SHARE)
+            share_after = tl.minimum(tl.maximum(exponent >> 1, -MAX_SHARE), MAX_SHARE)
             after *= _power(share_after)
             run *= _power(tl.minimum(tl.maximum(exponent - share_after, -126), 127))
             for i in range(GROUP):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from leviathan.model.kernels.select import modes_path, share
+from leviathan.model.kernels.select import lev_backend, share
 
 LAYER_NORM_EPS = 1e-5
 
@@ -34,7 +34,7 @@ class Parameters(NamedTuple):
         return Parameters(*(p.to(wide) for p in self))
 
 
-def lev_rows(ids: Tensor, parameters: Parameters, scale_inside: bool = False) -> Tensor:
+def lev_vectors(ids: Tensor, parameters: Parameters, scale_inside: bool = False) -> Tensor:
     """E `[N, D]` of the ids `[N]` (int64, within [0, b^k)), in the parameters' dtype.
 
     Accumulates in fp32 or wider. Differentiable once with respect to every parameter.
@@ -53,7 +53,7 @@ def digits_of(ids: Tensor, base: int, count: int) -> Tensor:
     return ids.unsqueeze(-1) // powers % base
 
 
-@torch.library.custom_op("leviathan::lev_rows", mutates_args=())
+@torch.library.custom_op("leviathan::lev_vectors", mutates_args=())
 def _rows(
     ids: Tensor,
     codebooks: Tensor,
@@ -76,7 +76,7 @@ def _rows(
     def work(part: slice) -> None:
         mine, target = ids[part], rows[part]
         latents = _Latents(mine, p, projected, scale_inside)
-        path = modes_path(p.spline_delta, len(mine), gradient=False)
+        path = lev_backend(p.spline_delta, len(mine), gradient=False)
         for block in _blocks(len(mine), path.block):
             modes = path.forward(latents.argument(block))
             target[block] = modes.flatten(1) @ out
@@ -108,7 +108,7 @@ def _rows_backward(
     def work(part: slice) -> tuple[Tensor, ...]:
         mine, grad_mine = ids[part], grad[part]
         latents = _Latents(mine, p, projected, scale_inside)
-        path = modes_path(p.spline_delta, len(mine), gradient=True)
+        path = lev_backend(p.spline_delta, len(mine), gradient=True)
         grad_out = torch.zeros_like(out)
         for block in _blocks(len(mine), path.block):
             grad_rows = grad_mine[block].to(out.dtype)
@@ -152,7 +152,7 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return (None, *_rows_backward(grad, *ctx.saved_tensors, ctx.scale_inside), None)
 
 
-torch.library.register_autograd("leviathan::lev_rows", _differentiate, setup_context=_keep)
+torch.library.register_autograd("leviathan::lev_vectors", _differentiate, setup_context=_keep)
 
 
 def _projected(p: Parameters) -> Tensor:

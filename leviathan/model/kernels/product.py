@@ -77,7 +77,7 @@ class ProductTree:
         product = self._nodes[-1][0]
         return product if self._scaled is None else _times_power(product, self._total)
 
-    def spread(self, grad: Tensor) -> Tensor:
+    def backward(self, grad: Tensor) -> Tensor:
         """Gradients `[s, n, r]` of the factors last multiplied, given that of their product."""
         self._grads[-1][0] = grad
         for number in range(len(self._levels), -1, -1):

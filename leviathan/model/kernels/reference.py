@@ -11,7 +11,7 @@ from torch import Tensor
 from leviathan.model.kernels.lev import LAYER_NORM_EPS, Parameters, digits_of
 
 
-def reference_rows(ids: Tensor, p: Parameters, scale_inside: bool = False) -> Tensor:
+def reference_vectors(ids: Tensor, p: Parameters, scale_inside: bool = False) -> Tensor:
     """E `[N, D]` of the ids `[N]`; differentiable by autograd, in the parameters' dtype."""
     digits = digits_of(ids, p.codebooks.shape[1], p.codebooks.shape[0])  # [N, k]
     seed = torch.stack([p.codebooks[r][digits[:, r]] for r in range(digits.shape[1])]).sum(0)
@@ -19,10 +19,12 @@ def reference_rows(ids: Tensor, p: Parameters, scale_inside: bool = False) -> Te
     mixed = mixed * 0.5 if scale_inside else mixed
     normal = F.layer_norm(mixed, mixed.shape[-1:], eps=LAYER_NORM_EPS)
     normal = normal * p.norm_weight + p.norm_bias
-    return rows_of_argument(normal if scale_inside else normal * 0.5, p.spline_delta, p.out_weight)
+    return vectors_of_argument(
+        normal if scale_inside else normal * 0.5, p.spline_delta, p.out_weight
+    )
 
 
-def rows_of_argument(argument: Tensor, delta: Tensor, out_weight: Tensor) -> Tensor:
+def vectors_of_argument(argument: Tensor, delta: Tensor, out_weight: Tensor) -> Tensor:
     """From the sigmoid's argument `[N, h, d]` on."""
     modes = reference_modes(argument, delta)
     return torch.einsum("nhr,hrm->nm", modes, out_weight)

@@ -17,7 +17,7 @@ from leviathan.model.kernels.workers import in_parallel
 Result = TypeVar("Result")
 
 
-class ModesPath(Protocol):
+class LevBackend(Protocol):
     """What `lev.py` asks of an implementation."""
 
     block: int  # ids a call at most
@@ -32,17 +32,17 @@ class ModesPath(Protocol):
         ...
 
 
-def modes_path(delta: Tensor, ids: int, gradient: bool) -> ModesPath:
+def lev_backend(delta: Tensor, ids: int, gradient: bool) -> LevBackend:
     """The fastest implementation for these coefficients `[h, d, κ, r]` and so many ids."""
     if delta.is_cuda:
         reason = _no_triton()
         if reason is None:
             from leviathan.model.kernels import fused
 
-            reason = fused.unfit(delta)
+            reason = fused.unsupported_reason(delta)
             if reason is None:
                 return fused.FusedModes(delta, ids, gradient)
-        _say_once(reason)
+        _warn_once(reason)
     return BlockedModes(delta, ids, gradient)
 
 
@@ -63,5 +63,5 @@ def _no_triton() -> str | None:
 
 
 @functools.cache
-def _say_once(reason: str) -> None:
+def _warn_once(reason: str) -> None:
     logging.getLogger(__name__).warning("LEV's fused kernel is not used: %s", reason)

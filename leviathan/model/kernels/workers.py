@@ -13,8 +13,8 @@ import torch
 
 Result = TypeVar("Result")
 
-MOST_WORKERS = 8  # beyond, Python's lock would be in the way; each then uses several cores
-LEAST_ITEMS = 32  # for one worker
+MAX_WORKERS = 8  # beyond, Python's lock would be in the way; each then uses several cores
+MIN_ITEMS_PER_WORKER = 32  # for one worker
 
 
 def in_parallel(work: Callable[[slice], Result], count: int) -> list[Result]:
@@ -24,7 +24,7 @@ def in_parallel(work: Callable[[slice], Result], count: int) -> list[Result]:
     outlives the call.
     """
     threads = torch.get_num_threads()
-    workers = max(1, min(threads, MOST_WORKERS, count // LEAST_ITEMS))
+    workers = max(1, min(threads, MAX_WORKERS, count // MIN_ITEMS_PER_WORKER))
     bounds = [count * number // workers for number in range(workers + 1)]
     slices = [slice(*pair) for pair in itertools.pairwise(bounds)]
     if workers == 1:

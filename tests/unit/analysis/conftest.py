@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import yaml
 
-from leviathan.evaluate.strata import BUCKETS, SCALES, Strata
+from leviathan.evaluate.frequency_buckets import BUCKETS, SCALES, FrequencyBuckets
 
 STEPS, LOG_EVERY, ROWS, SEQ_LEN = 200, 5, 16, 256
 DATA = "da7a" * 16
@@ -21,7 +21,7 @@ def write_jsonl(file: Path, records: list[dict[str, Any]]) -> None:
     file.write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
-def make_strata(offset: float, documents: int = 60) -> Strata:
+def make_strata(offset: float, documents: int = 60) -> FrequencyBuckets:
     """Documents whose mean loss is 5 + offset nats; the offset is largest where tokens are rare."""
     random = np.random.default_rng(1)
     width = len(BUCKETS["absolute"])
@@ -32,7 +32,7 @@ def make_strata(offset: float, documents: int = 60) -> Strata:
     loss += offset * np.linspace(12, -6, width) + own.normal(0, 0.15, (documents, width))
     nats: Any = tokens * loss
     nats = nats + tokens * (5 + offset - nats.sum() / tokens.sum())
-    return Strata(
+    return FrequencyBuckets(
         np.arange(documents),
         dict.fromkeys(SCALES, nats),
         dict.fromkeys(SCALES, tokens),

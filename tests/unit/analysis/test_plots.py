@@ -9,7 +9,7 @@ import pytest
 
 from leviathan.analysis import plots
 from leviathan.analysis.curves import band, difference, smoothed, tokens_to
-from leviathan.analysis.picture import VARIABLES
+from leviathan.analysis.figure import VARIABLES
 
 
 def curve(label: str, losses: list[Any], base: list[Any] | None = None) -> dict[str, Any]:

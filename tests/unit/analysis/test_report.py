@@ -14,7 +14,7 @@ import yaml
 from scipy import stats
 
 from leviathan.analysis.compare import compare
-from leviathan.analysis.losses import read_table
+from leviathan.analysis.loss_table import read_loss_table
 from leviathan.analysis.page_parts import downstream
 from leviathan.analysis.report import build_report, terminal_table
 from leviathan.errors import DataError
@@ -116,7 +116,7 @@ def test_every_plot_and_number_is_a_file(pair: list[Path], tmp_path: Path) -> No
     assert {"runs.csv", "arms.csv", "curves.csv", "frequency.csv", "tasks.csv"} == set(tables)
     assert [float(row["loss"]) for row in tables["runs.csv"]] == pytest.approx([5.0, 4.96])
     assert float(tables["arms.csv"][1]["change_loss_gain_percent"]) == pytest.approx(0.8)
-    assert len(read_table(tmp_path / "out" / "runs.csv")) == 2  # what `leviathan fit` takes
+    assert len(read_loss_table(tmp_path / "out" / "runs.csv")) == 2  # what `leviathan fit` takes
 
 
 def test_terminal_table(pair: list[Path], tmp_path: Path) -> None:
@@ -206,11 +206,11 @@ def test_three_seeds_are_too_few_for_an_interval(make_run: MakeRun, tmp_path: Pa
 
 CHANGES_NO_RESULT = {
     "tracking": {"wandb": {"project": "p", "name": "NAME"}},
-    "train": {"peak_flops": "NUMBER", "spike_deviations": "NUMBER", "log_every": "NUMBER"},
-    "model": {"embedding": {"tp": "NAME"}},
+    "train": {"peak_flops": "NUMBER", "spike_threshold_mads": "NUMBER", "log_every": "NUMBER"},
+    "model": {"embedding": {"tp_mode": "NAME"}},
     "evaluate": {"every": "NUMBER"},
     "data": {"remote": "NAME", "cache_limit": "NUMBER"},
-    "optim": {"max_skipped": "NUMBER"},
+    "optim": {"max_consecutive_skips": "NUMBER"},
     "engine": {"kind": "NAME"},
 }
 
@@ -234,7 +234,7 @@ def test_what_changes_no_result_makes_no_other_arm(section: str, make_run: MakeR
     (group,) = compare(runs)["groups"]
     assert [arm["seeds"] for arm in group["arms"]] == [[1, 2]]
     assert group["arms"][0]["differs_within"] == {
-        "engine": ["engine.kind"], "model": ["model.embedding.tp"]
+        "engine": ["engine.kind"], "model": ["model.embedding.tp_mode"]
     }.get(section, [])  # fmt: skip
 
 
@@ -334,15 +334,15 @@ def test_no_standard_error_of_few_or_equal_samples(
     assert "45.0 ±" not in page
 
 
-def study(folder: Path, runs: list[dict[str, Any]]) -> Path:
+def experiment(folder: Path, runs: list[dict[str, Any]]) -> Path:
     folder.mkdir(exist_ok=True)
     record = {"title": "A title", "question": "A question?", "caution": "No more than that."}
     record |= {"runs": [{"sweep": {}, "seed": 1234, "run_dir": ""} | run for run in runs]}
-    (folder / "study.json").write_text(json.dumps(record))
+    (folder / "experiment.json").write_text(json.dumps(record))
     return folder
 
 
-def test_a_study_of_two_groups(make_run: MakeRun, tmp_path: Path) -> None:
+def test_a_experiment_of_two_groups(make_run: MakeRun, tmp_path: Path) -> None:
     """Each group has its own baseline: another tokenizer there is no reason to refuse."""
     runs = []
     for group, tokenizer in (("small", "1" * 64), ("large", "2" * 64)):
@@ -351,7 +351,7 @@ def test_a_study_of_two_groups(make_run: MakeRun, tmp_path: Path) -> None:
             place = {"name": f"{group}/{arm}", "group": group, "arm": arm}
             runs.append({**place, "baseline": arm == "tied", "run_dir": str(made)})
     runs.append({"name": "large/x", "group": "large", "arm": "x", "baseline": False})
-    folder = study(tmp_path / "study", runs)
+    folder = experiment(tmp_path / "experiment", runs)
     report = build_report([folder], tmp_path / "out")
     assert [group["name"] for group in report["groups"]] == ["small", "large"]
     for group in report["groups"]:
@@ -378,7 +378,7 @@ def test_a_sweep_compares_the_best(make_run: MakeRun, tmp_path: Path) -> None:
             made = make_run(f"{arm}-{lr}", arm, offset=offset)
             place = {"name": f"{arm}-{lr}", "group": "", "arm": arm, "sweep": {"optim.lr": lr}}
             runs.append({**place, "baseline": arm == "tied", "run_dir": str(made)})
-    report = build_report([study(tmp_path / "study", runs)], tmp_path / "out")
+    report = build_report([experiment(tmp_path / "experiment", runs)], tmp_path / "out")
     (group,) = report["groups"]
     swept = {arm["label"]: arm for arm in group["sweep"]["arms"]}
     assert swept["tied"]["best"] == 1
@@ -405,7 +405,7 @@ def test_the_swept_value_is_not_chosen_on_the_split_that_judges(
             file.write_text(json.dumps(values))
             place = {"name": f"{arm}-{lr}", "group": "", "arm": arm, "sweep": {"optim.lr": lr}}
             runs.append({**place, "baseline": arm == "tied", "run_dir": str(made)})
-    report = build_report([study(tmp_path / "study", runs)], tmp_path / "out")
+    report = build_report([experiment(tmp_path / "experiment", runs)], tmp_path / "out")
     (group,) = report["groups"]
     assert [arm["swept"] for arm in group["arms"]] == ["lr 0.001"] * 2
     assert [arm["validation_loss"] for arm in group["arms"]] == [5.0] * 2

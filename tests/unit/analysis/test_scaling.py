@@ -50,7 +50,9 @@ def test_planted_exponents_lie_within_the_intervals() -> None:
     for seed in range(12):
         points = planted(0.004, seed)
         law = scaling.fit(points, "nd")
-        drawn = [one.named() for one in scaling.draw(points, law, replicates=100, seed=seed).laws]
+        drawn = [
+            one.named() for one in scaling.bootstrap(points, law, replicates=100, seed=seed).laws
+        ]
         for name, value in PLANTED.items():
             low, high = scaling.interval([values[name] for values in drawn])
             assert low is not None
@@ -85,7 +87,9 @@ def test_intervals_of_a_law_cover_it_as_often_as_they_say() -> None:
         points = points_of_n(sizes, random, noise)
         law = scaling.fit(points, "n")
         assert scaling.no_fit_interval(points, law) is None
-        drawn = [one.named() for one in scaling.draw(points, law, replicates=120, seed=seed).laws]
+        drawn = [
+            one.named() for one in scaling.bootstrap(points, law, replicates=120, seed=seed).laws
+        ]
         for name in covered:
             low, high = scaling.interval([values[name] for values in drawn])
             assert low is not None
@@ -153,7 +157,7 @@ def test_the_noise_of_the_judged_row_is_in_its_interval() -> None:
     """A single row is about as uncertain as the law: half the width would be missing."""
     points = points_of_n(ROWS, np.random.default_rng(2), 0.004)
     law = scaling.fit(points, "n")
-    draws = scaling.draw(points, law, replicates=400)
+    draws = scaling.bootstrap(points, law, replicates=400)
     loss = float(law.loss(3e8, 6e9))
     without = scaling.interval([one.reaching("n", loss, 6e9) for one in draws.laws])
     noisy = loss * np.exp(np.random.default_rng(1).normal(size=400) * draws.noise)

@@ -8,19 +8,19 @@ import pytest
 import torch
 from torch import nn
 
-from leviathan.checkpoint.boxes import save_slices
-from leviathan.checkpoint.handle import SaveHandle
+from leviathan.checkpoint.dcp import save_shards
 from leviathan.checkpoint.init_from import check_init_from
 from leviathan.checkpoint.layout import step_dir
-from leviathan.checkpoint.load import load_model, weight_slices
+from leviathan.checkpoint.load import load_model, weight_shards
 from leviathan.checkpoint.save import save_checkpoint
+from leviathan.checkpoint.save_future import SaveFuture
 from leviathan.config.schema import RunConfig
 from leviathan.data.tokenizer import Tokenizer, load_tokenizer
 from leviathan.errors import CheckpointError, ConfigError
 from leviathan.model.init import init_weights
 from leviathan.model.transformer import CausalLM
 from leviathan.preflight.report import Report
-from leviathan.preflight.run import check_first_weights
+from leviathan.preflight.run_checks import check_first_weights
 from leviathan.train.loop import first_weights, new_model
 
 LEVIATHAN = {"kind": "leviathan", "d_seed": 4, "heads": 2, "knots": 4, "rank": 3}
@@ -54,7 +54,7 @@ def save(mesh):
         init_weights(model, config.model, seed=3)
 
         def tensors(folder):
-            return SaveHandle(lambda: save_slices(weight_slices(model), folder), False)
+            return SaveFuture(lambda: save_shards(weight_shards(model), folder), False)
 
         save_checkpoint(config, mesh, {"step": 3}, tensors).wait()
         return model
@@ -102,9 +102,9 @@ def test_another_function_of_the_same_weights_is_refused(
     with pytest.raises(ConfigError, match=rf"(?s)init_from.*step-00000003.*{key}"):
         first_weights(other, mesh)
     report = Report()
-    with report.about("init_from"):
+    with report.catching("init_from"):
         check_first_weights(report, other)
-    assert report.verdict == "red"
+    assert report.level == "error"
 
 
 def test_heads_with_equal_shapes_are_refused(tiny_dataset, tmp_path, save, mesh):
@@ -126,16 +126,16 @@ def test_rope_theta_and_norm_eps_are_warned_of(tiny_dataset, tmp_path, save, mes
     assert "model.norm_eps: 1e-05 in the checkpoint, 1e-06 here" in shown
     report = Report()
     check_first_weights(report, other)
-    (row,) = report.rows
-    assert row.verdict == "amber"
-    assert "500000.0" in row.why
-    assert "1e-06" in row.why
+    (row,) = report.findings
+    assert row.level == "warning"
+    assert "500000.0" in row.message
+    assert "1e-06" in row.message
 
 
 def test_initial_values_and_layouts_are_free(tiny_dataset, tmp_path, save, mesh):
     config = run_config(tiny_dataset, tmp_path / "run", LEVIATHAN)
     save(config)
-    changes = {"embedding_init_std": 0.3, "spline_init_std": 0.2, "tp": "replicated"}
+    changes = {"embedding_init_std": 0.3, "spline_init_std": 0.2, "tp_mode": "replicated"}
     other = second(config, init_std=0.01, embedding=changes)
     assert check_init_from(other, step_dir(config.run_dir, 3)) == []
 

@@ -15,9 +15,9 @@ from leviathan.checkpoint.retention import (
 from leviathan.config.schema import DeepSpeedConfig, Fsdp2Config, RunConfig
 from leviathan.parallel.mesh import leave_mesh
 from leviathan.preflight.report import Report
-from leviathan.preflight.run import check_checkpoints
+from leviathan.preflight.run_checks import check_checkpoints
+from leviathan.train.checkpoint_manager import check_disk_space
 from leviathan.train.loop import train
-from leviathan.train.saving import check_room
 
 SCHEDULES = [
     # every, keep_last, keep_every, steps
@@ -97,15 +97,15 @@ def test_check_and_trainer_say_the_same(config, schedule, monkeypatch, capfd):
     real = shutil.disk_usage(run.run_dir)
     free = figures["at_once"] * figures["bytes"]
     monkeypatch.setattr(shutil, "disk_usage", lambda path: real._replace(free=free))
-    check_room(run)
+    check_disk_space(run)
     assert not capfd.readouterr().err
     monkeypatch.setattr(shutil, "disk_usage", lambda path: real._replace(free=free - 1))
     if figures["at_once"] > 1:
-        check_room(run)
+        check_disk_space(run)
         assert f"up to {figures['at_once']} of" in " ".join(capfd.readouterr().err.split())
     report = Report()
     check_checkpoints(report, run)
-    assert report.rows[0].verdict == "red"
+    assert report.findings[0].level == "error"
 
 
 @pytest.mark.parametrize("kind", ["fsdp2", "deepspeed"])

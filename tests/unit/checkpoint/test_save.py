@@ -1,4 +1,4 @@
-"""A checkpoint exists whole or not at all, and the newest whole one is found."""
+"""A checkpoint exists whole or not at all, and the latest valid one is found."""
 
 import json
 import pickle
@@ -12,25 +12,25 @@ import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
-from leviathan.checkpoint.boxes import save_slices
+from leviathan.checkpoint.dcp import save_shards
 from leviathan.checkpoint.describe import checkpoints_table, list_checkpoints
-from leviathan.checkpoint.handle import SaveHandle
 from leviathan.checkpoint.layout import (
+    clean_up,
     complete_checkpoints,
     prune,
     read_state,
     resolve_checkpoint,
     step_dir,
     step_of,
-    tidy,
 )
-from leviathan.checkpoint.load import load_model, newest_whole, verify_checkpoint, weight_slices
+from leviathan.checkpoint.load import latest_valid, load_model, verify_checkpoint, weight_shards
 from leviathan.checkpoint.manifest import fingerprint, verify_manifest
 from leviathan.checkpoint.save import save_checkpoint, try_saving
+from leviathan.checkpoint.save_future import SaveFuture
 from leviathan.config.schema import CheckpointConfig, RunConfig
 from leviathan.errors import CheckpointError
-from leviathan.model.accounting import account
 from leviathan.model.init import init_weights
+from leviathan.model.model_stats import count_params
 from leviathan.model.transformer import CausalLM
 
 
@@ -55,12 +55,12 @@ def config(tmp_path):
 def save(config, mesh, step):
     model = CausalLM(config.model)
     init_weights(model, config.model, seed=step)
-    save_checkpoint(config, mesh, {"step": step}, writing(weight_slices(model))).wait()
+    save_checkpoint(config, mesh, {"step": step}, writing(weight_shards(model))).wait()
     return model
 
 
 def writing(slices):
-    return lambda folder: SaveHandle(lambda: save_slices(slices, folder), background=False)
+    return lambda folder: SaveFuture(lambda: save_shards(slices, folder), background=False)
 
 
 def test_a_saved_model_is_loaded_exactly_under_every_name(config, mesh):
@@ -108,13 +108,13 @@ def test_a_half_written_checkpoint_does_not_exist_and_is_set_aside(config, mesh,
     (half / "manifest.json").unlink()
     for name in (".saving-step-00000003", ".removing-step-00000000"):
         (config.run_dir / "checkpoints" / name).mkdir()
-    assert newest_whole(config.run_dir, mesh) == step_dir(config.run_dir, 1)
+    assert latest_valid(config.run_dir, mesh) == step_dir(config.run_dir, 1)
     assert resolve_checkpoint(config.run_dir) == step_dir(config.run_dir, 1)
     with pytest.raises(CheckpointError, match="not a finished checkpoint"):
         resolve_checkpoint(half)
-    tidy(config.run_dir, 1)
+    clean_up(config.run_dir, 1)
     shutil.copytree(step_dir(config.run_dir, 1), half)
-    tidy(config.run_dir, 1)  # complete, but of a later step than the run goes on from
+    clean_up(config.run_dir, 1)  # complete, but of a later step than the run continues from
     assert "set aside as damaged-step-00000002;" in capfd.readouterr().err
     assert sorted(path.name for path in (config.run_dir / "checkpoints").iterdir()) == [
         "damaged-step-00000002",
@@ -139,7 +139,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_passed_over(config, mesh, dama
         tensors.unlink()
     else:
         (newest / "manifest.json").write_text("{")
-    assert newest_whole(config.run_dir, mesh) == step_dir(config.run_dir, 1)
+    assert latest_valid(config.run_dir, mesh) == step_dir(config.run_dir, 1)
     said = capfd.readouterr().err
     assert str(newest) in said
     with pytest.raises(CheckpointError, match="step-00000002"):
@@ -147,8 +147,8 @@ def test_a_damaged_newest_checkpoint_is_named_and_passed_over(config, mesh, dama
     assert load_model(config.run_dir)[2]["step"] == 1
     assert str(newest) in capfd.readouterr().err
     shutil.rmtree(step_dir(config.run_dir, 1))
-    with pytest.raises(CheckpointError, match="none of its 1 checkpoints is whole"):
-        newest_whole(config.run_dir, mesh)
+    with pytest.raises(CheckpointError, match="all 1 checkpoints are corrupt"):
+        latest_valid(config.run_dir, mesh)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_the_step_in_state_json_must_be_that_of_the_directory(config, mesh, chan
     for read in (verify_checkpoint, load_model):
         with pytest.raises(CheckpointError, match=r"state\.json: step is .*step-0000000"):
             read(newest)
-    assert newest_whole(config.run_dir, mesh) == step_dir(config.run_dir, 1)
+    assert latest_valid(config.run_dir, mesh) == step_dir(config.run_dir, 1)
 
 
 def test_a_checkpoint_with_a_hole_in_a_tensor_is_refused_everywhere(config, mesh, capfd):
@@ -235,7 +235,7 @@ def test_a_checkpoint_with_a_hole_in_a_tensor_is_refused_everywhere(config, mesh
     for read in (verify_checkpoint, load_model):
         with pytest.raises(CheckpointError, match=f"{name} 20×8: .*152 of 160"):
             read(newest)
-    assert newest_whole(config.run_dir, mesh) == step_dir(config.run_dir, 1)
+    assert latest_valid(config.run_dir, mesh) == step_dir(config.run_dir, 1)
     assert "152 of 160" in capfd.readouterr().err
 
 
@@ -323,7 +323,7 @@ def test_a_save_in_the_background_ends_when_waited_for(config, mesh):
         begun.set()
         assert written.wait(10)
 
-    handle = SaveHandle(slowly, background=True)
+    handle = SaveFuture(slowly, background=True)
     assert begun.wait(10)
     assert not handle.failed
     written.set()
@@ -332,7 +332,7 @@ def test_a_save_in_the_background_ends_when_waited_for(config, mesh):
 
 def test_what_fails_in_the_background_is_raised_by_waiting(config, mesh):
     def full_disk(folder):
-        return SaveHandle(lambda: (folder / "no" / "such").write_text(""), background=True)
+        return SaveFuture(lambda: (folder / "no" / "such").write_text(""), background=True)
 
     handle = save_checkpoint(config, mesh, {"step": 2}, full_disk)
     with pytest.raises(CheckpointError, match=r"step-00000002: could not be saved.*No such file"):
@@ -344,7 +344,7 @@ def test_what_fails_in_the_background_is_raised_by_waiting(config, mesh):
 def test_a_try_leaves_nothing(config, mesh):
     def write(folder):
         (folder / "part").write_text("some")
-        return SaveHandle(lambda: None, background=False)
+        return SaveFuture(lambda: None, background=False)
 
     try_saving(config.run_dir, mesh, write)
     assert not list(config.run_dir.iterdir())
@@ -358,7 +358,7 @@ def test_describing_tells_what_wrote_it_and_names_the_damaged(config, mesh):
         (step_dir(config.run_dir, step) / "state.json").write_text(json.dumps(state))
     (step_dir(config.run_dir, 2) / "config.yaml").unlink()
     found = list_checkpoints(config.run_dir)
-    assert found["step-00000001"]["parameters"] == account(config.model).total
+    assert found["step-00000001"]["parameters"] == count_params(config.model).total
     assert found["step-00000001"]["engine"] == "deepspeed: precision fp32, zero_stage 1"
     assert "config.yaml: missing" in found["step-00000002"]["damaged"]
     table = checkpoints_table(found)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-from leviathan.checkpoint.boxes import Slice, load_slices, save_slices, stored_shapes
+from leviathan.checkpoint.dcp import FlatShard, load_shards, save_shards, stored_shapes
 from leviathan.checkpoint.load import load_model
 from leviathan.config.load import load_config
 from leviathan.config.schema import ModelConfig, RunConfig
@@ -49,12 +49,12 @@ def test_metadata(tmp_path, proof):
 
 def test_harm_inside_true_metadata(tmp_path, proof):
     """Everything else about it is right: it is DCP's own object, with one more thing in it."""
-    save_slices([Slice("a", (4,), 0, torch.ones(4))], tmp_path)
+    save_shards([FlatShard("a", (4,), 0, torch.ones(4))], tmp_path)
     metadata = FileSystemReader(tmp_path).read_metadata()
     metadata.planner_data = Harmful(proof)
     (tmp_path / ".metadata").write_bytes(pickle.dumps(metadata))
     with pytest.raises(CheckpointError, match="has no place in a checkpoint"):
-        load_slices([Slice("a", (4,), 0, torch.zeros(4))], tmp_path)
+        load_shards([FlatShard("a", (4,), 0, torch.zeros(4))], tmp_path)
 
 
 @pytest.mark.parametrize("name", ["builtins.eval", "torch.load", "os.system", "torch.hub.load"])
@@ -66,14 +66,14 @@ def test_no_function_is_admitted(tmp_path, name):
 
 
 def test_tensors(tmp_path, proof):
-    save_slices([Slice("a", (4,), 0, torch.ones(4))], tmp_path)
+    save_shards([FlatShard("a", (4,), 0, torch.ones(4))], tmp_path)
     (file,) = tmp_path.glob("*.distcp")
     harm = io.BytesIO()
     torch.save(Harmful(proof), harm)
     size = file.stat().st_size
     file.write_bytes(harm.getvalue()[:size].ljust(size, b"\0"))
     with pytest.raises(CheckpointError):
-        load_slices([Slice("a", (4,), 0, torch.zeros(4))], tmp_path)
+        load_shards([FlatShard("a", (4,), 0, torch.zeros(4))], tmp_path)
     # As long as the harm needs, with metadata that say so.
     metadata = FileSystemReader(tmp_path).read_metadata()
     file.write_bytes(harm.getvalue())
@@ -81,7 +81,7 @@ def test_tensors(tmp_path, proof):
         info.length = len(harm.getvalue())
     (tmp_path / ".metadata").write_bytes(pickle.dumps(metadata))
     with pytest.raises(CheckpointError):
-        load_slices([Slice("a", (4,), 0, torch.zeros(4))], tmp_path)
+        load_shards([FlatShard("a", (4,), 0, torch.zeros(4))], tmp_path)
 
 
 def test_configuration(tmp_path, proof):

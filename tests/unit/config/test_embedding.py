@@ -1,4 +1,4 @@
-"""Widths that are left out: what is solved, what is told, and what is wrong."""
+"""Widths that are omitted: what is solved, what is told, and the problem."""
 
 import re
 from pathlib import Path
@@ -8,8 +8,8 @@ import pytest
 from leviathan.config.load import dump_config, load_config, parse_config
 from leviathan.config.schema import ModelConfig, ModelFile
 from leviathan.errors import ConfigError
-from leviathan.model.accounting import account
 from leviathan.model.embedding import KINDS
+from leviathan.model.model_stats import count_params
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 MATCHED = ["albert", "flat_mlp", "factored_mlp"]
@@ -22,7 +22,7 @@ def preset(name: str, kind: str, *changes: str) -> ModelConfig:
 
 def test_albert_at_400m_is_nine_wide():
     config = preset("400m", "albert")
-    matching = account(config).matching
+    matching = count_params(config).matching
     assert matching is not None
     assert (matching.field, matching.width) == ("width", 9)
     assert matching.parameters == 9 * (200_376 + 1024)
@@ -56,16 +56,16 @@ def test_the_resolved_yaml_states_everything_and_reads_back_equal(kind):
 
 
 def test_a_given_width_stays_and_is_told():
-    matching = account(preset("400m", "albert", "width=64")).matching
+    matching = count_params(preset("400m", "albert", "width=64")).matching
     assert matching is not None
     assert matching.width == 64
     assert matching.off == 64 * (200_376 + 1024) - 1_729_664
     hidden = preset("400m", "flat_mlp", "width=8", "hidden=10")
-    assert account(hidden).input_embedding == 200_376 * 8 + 10 * (8 + 1 + 1024)
+    assert count_params(hidden).input_embedding == 200_376 * 8 + 10 * (8 + 1 + 1024)
 
 
 def test_another_target():
-    matching = account(preset("400m", "factored_mlp", "match_parameters=3000000")).matching
+    matching = count_params(preset("400m", "factored_mlp", "target_params=3000000")).matching
     assert matching is not None
     assert matching.target == 3_000_000
     assert abs(matching.off) <= (128 + 1 + 1024) / 2
@@ -74,7 +74,7 @@ def test_another_target():
 @pytest.mark.parametrize(("kind", "field"), [("albert", "width"), ("factored_mlp", "hidden")])
 def test_a_target_out_of_reach(kind, field):
     with pytest.raises(ConfigError, match=f"model.embedding: no {field} comes near 1,000 param"):
-        preset("400m", kind, "match_parameters=1000")
+        preset("400m", kind, "target_params=1000")
 
 
 def test_the_base_of_a_kind_with_digits_must_reach():
@@ -92,4 +92,4 @@ def test_part_files_say_the_size_at_400m(tmp_path, kind):
     assert config == preset("400m", kind)
     size = re.search(r"At 400M: ([\d,]+) parameters", part.read_text())
     assert size is not None
-    assert int(size[1].replace(",", "")) == account(config).input_embedding
+    assert int(size[1].replace(",", "")) == count_params(config).input_embedding

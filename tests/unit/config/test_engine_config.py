@@ -29,7 +29,7 @@ def test_deepspeed_is_what_is_not_named(tmp_path):
 
 def test_another_kind_keeps_what_both_have(tmp_path):
     assert load(tmp_path, "engine.kind=fsdp2") == Fsdp2Config(precision="bf16")
-    assert load(tmp_path, "engine.kind=fsdp2", "engine.replicas=2").replicas == 2
+    assert load(tmp_path, "engine.kind=fsdp2", "engine.dp_replicate=2").dp_replicate == 2
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,10 @@ def test_another_kind_keeps_what_both_have(tmp_path):
         (["engine.zero_stage=5"], r"engine\.zero_stage: found 5, expected 0, 1, 2 or 3"),
         (["engine.kind=fsdp"], r"engine\.kind: found kind 'fsdp'.*did you mean fsdp2"),
         (["engine.kind=fsdp2", "engine.zero_stage=1"], r"engine\.zero_stage: unknown key"),
-        (["engine.kind=fsdp2", "engine.replicas=0"], r"engine\.replicas: found 0, expected"),
+        (
+            ["engine.kind=fsdp2", "engine.dp_replicate=0"],
+            r"engine\.dp_replicate: found 0, expected",
+        ),
         (
             ["engine.zero_stage=0", "engine.offload_optimizer=true"],
             r"offload_optimizer needs",
@@ -57,5 +60,5 @@ def test_what_is_wrong_is_named_without_the_kind(tmp_path, overrides, said):
 
 def test_a_resolved_engine_reads_back():
     adapter = TypeAdapter(EngineChoice)
-    for engine in (DeepSpeedConfig(zero_stage=2), Fsdp2Config(replicas=2)):
+    for engine in (DeepSpeedConfig(zero_stage=2), Fsdp2Config(dp_replicate=2)):
         assert adapter.validate_python(adapter.dump_python(engine)) == engine

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[3]
 SCHEMAS = {"model": ModelFile, "run": RunConfig, "data": PrepConfig}
 PARTS = {"embedding", "vocabulary"}  # what other files extend
 FILES = sorted((ROOT / "configs").rglob("*.yaml"))
-FILES = [path for path in FILES if path.parent.name != "experiments"]  # tests/unit/study
+FILES = [path for path in FILES if path.parent.name != "experiments"]  # tests/unit/experiments
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -5,7 +5,7 @@ import pytest
 from leviathan.config.explain import _all_keys
 from leviathan.config.identity import (
     KEYS,
-    NOT_THE_ARM,
+    NOT_IN_ARM,
     RESUMABLE,
     STEPS,
     arm_of,
@@ -22,7 +22,7 @@ def test_every_key_is_one_of_the_schema() -> None:
 
 
 def test_what_may_change_on_resume_makes_no_other_arm() -> None:
-    assert set(NOT_THE_ARM) - set(RESUMABLE) == {"seed"}
+    assert set(NOT_IN_ARM) - set(RESUMABLE) == {"seed"}
 
 
 def test_a_section_is_whole_and_a_name_is_no_prefix() -> None:

@@ -54,7 +54,7 @@ def test_every_problem_is_reported_with_line_and_spelling(write):
     text = GOOD.replace("n_layers", "n_layer").replace("knots: 5", "knot: 5")
     found = problems(write(text), "optim.schedule=cosin", "trian.steps=3", "steps=7")
     joined = "\n".join(found)
-    assert "run.yaml:5: model.n_layer: unknown key; did you mean model.n_layers?" in joined
+    assert "run.yaml:5: model.n_layer: unknown key; use model.n_layers" in joined
     assert "model.embedding.knot: unknown key; did you mean model.embedding.knots?" in joined
     assert "command line: optim.schedule: found 'cosin'" in joined
     assert "did you mean cosine?" in joined
@@ -76,7 +76,7 @@ def test_every_problem_is_reported_with_line_and_spelling(write):
         ("model.embedding.kind=leviatan", "did you mean leviathan?"),
         ("model.n_heads=5", "n_heads (5) must divide d_model (64)"),
         ("model.embedding.base=3", "less than the 300 ids"),
-        ("train.micro_batch_size=8", "more than global_batch_size (4)"),
+        ("train.micro_batch_size=8", "greater than global_batch_size (4)"),
         ("optim.warmup_steps=10", "must be less than train.steps"),
         ("parallel.tp=0", "parallel.tp: found 0"),
         ("engine.zero_stage=4", "expected 0, 1, 2 or 3"),
@@ -168,10 +168,10 @@ def test_a_path_is_called_a_path(write):
 def test_another_sort_of_configuration_is_one_sentence():
     with pytest.raises(ConfigError) as caught:
         load_config("configs/run/quickstart.yaml", ["out=x"], PrepConfig)
-    assert "this is a run's configuration" in str(caught.value)
-    assert "expected is a preparation's configuration" in str(caught.value)
+    assert "found a run configuration" in str(caught.value)
+    assert "expected a dataset configuration" in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
-    with pytest.raises(ConfigError, match="this is a preparation's configuration"):
+    with pytest.raises(ConfigError, match="found a dataset configuration"):
         load_config("configs/data/quickstart.yaml", [], RunConfig)
 
 

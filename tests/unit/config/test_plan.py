@@ -49,7 +49,7 @@ def test_events_are_due_on_their_multiples_and_at_the_end():
     assert [s for s in range(1, 26) if plan.is_due("checkpoint", s)] == [5, 10, 15, 20, 25]
 
 
-LEV = {"kind": "leviathan", "d_seed": 8, "heads": 6, "tp": "heads"}
+LEV = {"kind": "leviathan", "d_seed": 8, "heads": 6, "tp_mode": "heads"}
 
 
 def with_tp(tp, embedding=LEV, **shape):
@@ -82,4 +82,4 @@ def test_what_tensor_parallelism_cuts_it_must_divide(shape, named):
 
 
 def test_heads_of_lev_matter_only_where_they_are_cut():
-    assert with_tp(3, {**LEV, "heads": 8, "tp": "ids"}).parallel.tp == 3
+    assert with_tp(3, {**LEV, "heads": 8, "tp_mode": "ids"}).parallel.tp == 3

@@ -5,9 +5,9 @@ import re
 import pytest
 
 from leviathan.config import reference
+from leviathan.config.experiment import ExperimentConfig
 from leviathan.config.explain import _all_keys
 from leviathan.config.schema import PrepConfig, RunConfig
-from leviathan.config.study import StudyConfig
 
 
 def test_the_page_is_up_to_date():
@@ -20,7 +20,7 @@ def test_the_table_of_resumable_keys_is_up_to_date():
     assert "| `tracking` |" in text
 
 
-@pytest.mark.parametrize("schema", [RunConfig, PrepConfig, StudyConfig])
+@pytest.mark.parametrize("schema", [RunConfig, PrepConfig, ExperimentConfig])
 def test_every_key_has_a_row_with_a_meaning(schema):
     rows = re.findall(r"^\| `(\w+)` \| (.+) \| (.*) \| (.+) \|$", reference.page(), re.MULTILINE)
     assert {path[-1] for path in _all_keys(schema)} <= {row[0] for row in rows}
@@ -30,11 +30,13 @@ def test_every_key_has_a_row_with_a_meaning(schema):
 @pytest.mark.parametrize(
     "row",
     [
-        "| `steps` | integer > 0 | *required* | optimizer steps of the whole run |",
+        "| `steps` | integer > 0 | *required* | number of optimizer steps |",
         "| `d_ff` | integer > 0 | *4 · d_model* | hidden width of the SwiGLU MLP |",
-        "| `betas` | list of number ≥ 0, < 1 | `[0.9, 0.999]` | of AdamW's two moments |",
-        "| `fraction` | number ≥ 0, < 1 | `0.005` | by content hash; unused with paths |",
-        "| `base` | integer ≥ 2, `null` | `null` | b; left out: the least b with b^k ≥ V |",
+        "| `betas` | list of number ≥ 0, < 1 | `[0.9, 0.999]` | AdamW's β₁ and β₂ |",
+        "| `fraction` | number ≥ 0, < 1 | `0.005` | fraction of documents held out by content "
+        "hash; ignored with paths or hub |",
+        "| `base` | integer ≥ 2, `null` | `null` | base of the digits (b); null: the smallest b "
+        "with b^k ≥ V |",
     ],
 )
 def test_types_ranges_and_defaults(row):

@@ -13,7 +13,7 @@ import pytest
 import zstandard
 
 from leviathan.config.schema import PrepConfig
-from leviathan.data.mds import Rows
+from leviathan.data.mds import ShardReader
 
 
 def shards(folder: Path, texts: list[list[str]], subset: str = "s") -> list[str]:
@@ -30,7 +30,7 @@ def shards(folder: Path, texts: list[list[str]], subset: str = "s") -> list[str]
 
 def stream_of(split: Path) -> np.ndarray:
     """The id stream that the rows of a split cover, put together again."""
-    rows = list(Rows(split))
+    rows = list(ShardReader(split))
     return np.concatenate(
         [rows[0].tokens[: rows[0].n_valid], *(row.tokens[1 : row.n_valid] for row in rows[1:])]
     )
@@ -50,18 +50,18 @@ import sys
 from leviathan.config.schema import PrepConfig
 from leviathan.data.prepare import pack, prepare
 if int(sys.argv[2]):
-    pack.rows_per_shard = lambda *_: int(sys.argv[2])
+    pack.samples_per_shard = lambda *_: int(sys.argv[2])
 if __name__ == "__main__":
     prepare(PrepConfig.model_validate_json(sys.argv[1], strict=False))
 """
 
 
 def start_preparation(
-    config: PrepConfig, rows_per_shard: int = 0, **environment: str
+    config: PrepConfig, samples_per_shard: int = 0, **environment: str
 ) -> subprocess.Popen[str]:
     """`prepare(config)` in a process group of its own."""
     return subprocess.Popen(
-        [sys.executable, "-c", _PROGRAM, config.model_dump_json(), str(rows_per_shard)],
+        [sys.executable, "-c", _PROGRAM, config.model_dump_json(), str(samples_per_shard)],
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,

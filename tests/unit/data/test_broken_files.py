@@ -11,7 +11,7 @@ import pytest
 
 from leviathan.config.schema import PrepConfig
 from leviathan.data.format import DatasetInfo
-from leviathan.data.mds import Rows
+from leviathan.data.mds import ShardReader
 from leviathan.data.prepare import prepare
 from leviathan.data.tokenizer import load_tokenizer
 from leviathan.errors import DataError
@@ -40,7 +40,7 @@ def run(broken: Path, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
             "out": out,
         }
         result = prepare(PrepConfig.model_validate(keys | changes))
-        rows = list(Rows(out / "train"))
+        rows = list(ShardReader(out / "train"))
         pieces = [rows[0].tokens[:1], *(row.tokens[1 : row.n_valid] for row in rows)]
         return result, np.concatenate(pieces), out
 
@@ -158,7 +158,7 @@ def test_golden_ids_of_the_corpus(run: Run, shared: Path) -> None:
     held_out = {"paths": [str(corpus / "val.jsonl.zst")]}
     result, _, out = run(corpus / "train/03.jsonl.zst", validation=held_out, workers=2)
     for split, shard in (("train", "train/03.jsonl.zst"), ("val", "val.jsonl.zst")):
-        rows = list(Rows(out / split))
+        rows = list(ShardReader(out / split))
         pieces = [rows[0].tokens[:1], *(row.tokens[1 : row.n_valid] for row in rows)]
         ids = np.concatenate(pieces).astype("<u4")
         assert len(ids) == golden[shard]["tokens_with_eot"] == result["splits"][split]["ids"]

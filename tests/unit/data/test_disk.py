@@ -15,7 +15,7 @@ from leviathan.config.schema import PrepConfig
 from leviathan.data.prepare import estimate, prepare
 from leviathan.data.prepare.source import Source
 from leviathan.data.prepare.sources import find_inputs
-from leviathan.data.prepare.tokenize import Task
+from leviathan.data.prepare.tokenize import TokenizeTask
 from leviathan.data.tokenizer import load_tokenizer
 
 Config = Callable[..., PrepConfig]
@@ -28,8 +28,8 @@ def corpus(tmp_path: Path) -> list[str]:
     return shards(tmp_path / "in", texts)
 
 
-def tasks(sources: Sequence[Source]) -> list[Task]:
-    return [Task(source, "train", Path(), Path(), 0, False, 1) for source in sources]
+def tasks(sources: Sequence[Source]) -> list[TokenizeTask]:
+    return [TokenizeTask(source, "train", Path(), Path(), 0, False, 1) for source in sources]
 
 
 def use_of(

@@ -10,8 +10,8 @@ import pytest
 import tiktoken_ext.openai_public as openai_public
 
 import leviathan.data.encodings as encodings
+from leviathan.data.comparison_texts import FIXED_TEXTS
 from leviathan.data.encodings import PUBLISHED, R50K_PATTERN, PublishedEncoding
-from leviathan.data.fixed_texts import FIXED_TEXTS
 from leviathan.data.tokenizer import END_OF_TEXT, load_tokenizer
 from leviathan.errors import DataError
 

@@ -14,7 +14,7 @@ from streaming.base.util import merge_index
 
 from leviathan.config.schema import DataConfig
 from leviathan.data.dataset import Dataset, open_dataset
-from leviathan.data.foreign import ForeignRows
+from leviathan.data.foreign_mds import ForeignShardReader
 from leviathan.data.mds import read_index
 from leviathan.data.remote import ShardCache
 from leviathan.errors import DataError
@@ -211,7 +211,7 @@ def test_hashes_are_compared_when_unpacking(tmp_path: Path, data: Any, name: str
 def test_hashes_of_plain_shards_are_compared_on_request(tmp_path: Path, data: Any) -> None:
     merged(tmp_path / "set", None, ["sha256"], EQUAL)
     rows = data().rows("train")
-    assert isinstance(rows, ForeignRows)
+    assert isinstance(rows, ForeignShardReader)
     assert rows.verify() == 0
     shard = tmp_path / "set/1/shard.00000.mds"
     content = bytearray(shard.read_bytes())
@@ -221,7 +221,7 @@ def test_hashes_of_plain_shards_are_compared_on_request(tmp_path: Path, data: An
         rows.verify()
     edit(tmp_path / "set", lambda index: index["shards"][1]["raw_data"].update(hashes={}))
     rows = data().rows("train")
-    assert isinstance(rows, ForeignRows)
+    assert isinstance(rows, ForeignShardReader)
     assert rows.verify() == 1
 
 
@@ -264,7 +264,7 @@ def test_a_hash_of_the_compressed_file_alone_does_not_verify_the_unpacked_one(
     write(tmp_path / "set", range(5), "gz", ["sha256"])
     edit(tmp_path / "set", lambda index: index["shards"][0]["raw_data"].update(hashes={}))
     rows = data().rows("train")
-    assert isinstance(rows, ForeignRows)
+    assert isinstance(rows, ForeignShardReader)
     assert rows.verify() == 1
     (packed,) = (tmp_path / "set").glob("*.gz")
     content = bytearray(packed.read_bytes())

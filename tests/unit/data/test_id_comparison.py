@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from leviathan.data.fixed_texts import FIXED_TEXTS
+from leviathan.data.comparison_texts import FIXED_TEXTS
 from leviathan.data.id_comparison import DOCUMENTS, compare_ids, comparison_texts
 from leviathan.data.prepare.stdlib_corpus import sample_texts
 from leviathan.data.tokenizer import load_tokenizer

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from leviathan.config.schema import PrepConfig
-from leviathan.data.mds import Rows
+from leviathan.data.mds import ShardReader
 from leviathan.data.prepare import prepare
 from leviathan.data.prepare.reader import Document, read
 from leviathan.data.prepare.sources import find_inputs, find_splits
@@ -183,7 +183,7 @@ def test_a_text_file_of_a_folder_can_be_held_out(tmp_path: Path, config: Config)
     )
     assert prepare(wanted)["documents"] == 3
     decode = load_tokenizer(wanted.out).decode
-    splits = {name: decode(Rows(wanted.out / name)[0].tokens) for name in ("train", "val")}
+    splits = {name: decode(ShardReader(wanted.out / name)[0].tokens) for name in ("train", "val")}
     assert "two" not in splits["train"]
     assert splits["val"].startswith("two<|endoftext|>")
     assert prepare(wanted)["documents"] == 3  # complete

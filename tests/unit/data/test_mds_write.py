@@ -11,8 +11,8 @@ import streaming
 from leviathan.data.mds import columns, read_shard
 from leviathan.data.mds_write import (
     SHARD_BYTES,
-    ShardRows,
-    rows_per_shard,
+    ShardSamples,
+    samples_per_shard,
     shard_entry,
     shard_name,
     write_index,
@@ -23,11 +23,11 @@ from leviathan.errors import DataError
 SHAPES = [(512, "uint32", 300), (1, "uint16", 50), (2000, "uint16", 40), (7, "uint32", 20_000)]
 
 
-def random_rows(seq_len: int, dtype: str, rows: int) -> ShardRows:
+def random_rows(seq_len: int, dtype: str, rows: int) -> ShardSamples:
     random = np.random.default_rng(seq_len)
     documents = random.integers(1, 5, rows)
     documents[rows // 2] = min(seq_len + 1, 300)  # a length that takes two bytes
-    return ShardRows(
+    return ShardSamples(
         ids=random.integers(0, 1 << 16, rows * seq_len + 1).astype(dtype),
         n_valid=np.append(np.full(rows - 1, seq_len + 1), max(2, seq_len // 2)),
         first_document=np.cumsum(documents),
@@ -36,7 +36,7 @@ def random_rows(seq_len: int, dtype: str, rows: int) -> ShardRows:
     )
 
 
-def as_samples(rows: ShardRows) -> list[dict[str, Any]]:
+def as_samples(rows: ShardSamples) -> list[dict[str, Any]]:
     step, first = rows.seq_len, np.cumsum(rows.documents) - rows.documents
     return [
         {
@@ -96,6 +96,6 @@ def test_a_shard_is_read_back(tmp_path: Path, seq_len: int, dtype: str, count: i
 
 @pytest.mark.parametrize(("seq_len", "dtype"), [(1, "uint16"), (512, "uint32"), (10**8, "uint32")])
 def test_shards_are_about_as_large_as_the_index_says(seq_len: int, dtype: str) -> None:
-    rows = rows_per_shard(seq_len, dtype)
+    rows = samples_per_shard(seq_len, dtype)
     row = (seq_len + 1) * np.dtype(dtype).itemsize + 20 + 4 + 2 + 2 * 4
     assert rows == 1 or 0.99 * SHARD_BYTES < rows * row < SHARD_BYTES

@@ -13,8 +13,8 @@ from prep_cases import hashes, shards, start_preparation, stream_of, wait_for_or
 
 from leviathan.config.schema import PrepConfig
 from leviathan.data.format import DatasetInfo
-from leviathan.data.mds import Rows
-from leviathan.data.prepare import duplicates, layout, pack, prepare, verify
+from leviathan.data.mds import ShardReader
+from leviathan.data.prepare import duplicates, pack, prepare, stream_index, verify
 from leviathan.data.prepare.split import split_by_subset
 from leviathan.data.tokenizer import load_tokenizer
 from leviathan.errors import DataError
@@ -26,8 +26,8 @@ ROWS = 40
 @pytest.fixture
 def many_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shards of 40 rows and tables read in slices of 7 documents."""
-    monkeypatch.setattr(pack, "rows_per_shard", lambda *_: ROWS)
-    monkeypatch.setattr(layout, "SLICE_DOCUMENTS", 7)
+    monkeypatch.setattr(pack, "samples_per_shard", lambda *_: ROWS)
+    monkeypatch.setattr(stream_index, "SLICE_DOCUMENTS", 7)
     monkeypatch.setattr(duplicates, "SLICE_DOCUMENTS", 7)
 
 
@@ -45,16 +45,16 @@ def test_many_shards_hold_the_stream_of_one(config: Config, tmp_path: Path) -> N
     wanted = config(validation={"fraction": 0.3})
     prepare(wanted)
     assert verify(wanted.out)["verified"]
-    rows = Rows(wanted.out / "train")
+    rows = ShardReader(wanted.out / "train")
     assert len(rows.shards) > 10
     assert set(rows.shard_rows[:-1]) == {ROWS}
     library = streaming.StreamingDataset(
         local=str(wanted.out / "train"), shuffle=False, batch_size=1
     )
-    pack.rows_per_shard = lambda *_: 10**6  # undone by the fixture
+    pack.samples_per_shard = lambda *_: 10**6  # undone by the fixture
     one = config(validation={"fraction": 0.3}, out=tmp_path / "one")
     prepare(one)
-    single = Rows(one.out / "train")
+    single = ShardReader(one.out / "train")
     assert len(single.shards) == 1
     for number, row in enumerate(rows[n] for n in range(len(rows))):
         other, sample = single[number], library[number]
@@ -80,7 +80,7 @@ def test_bytes_for_one_two_and_four_workers(config: Config, tmp_path: Path) -> N
 def test_finished_shards_are_not_written_again(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    undisturbed = config(out=tmp_path / "undisturbed", drop_duplicates=True)
+    undisturbed = config(out=tmp_path / "undisturbed", deduplicate=True)
     prepare(undisturbed)
     written: list[str] = []
 
@@ -92,7 +92,7 @@ def test_finished_shards_are_not_written_again(
 
     write = pack.write_shard
     monkeypatch.setattr(pack, "write_shard", dies_at_the_sixth)
-    wanted = config(drop_duplicates=True)
+    wanted = config(deduplicate=True)
     with pytest.raises(KeyboardInterrupt):
         prepare(wanted)
     inside = wanted.out / ".prep/pack/train"
@@ -140,7 +140,7 @@ def corpus_to_kill(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def kill_and_continue(config: Config, corpus: list[str], tmp_path: Path, moments: int) -> None:
-    keys = {"source": {"paths": corpus}, "validation": {"fraction": 0.2}, "drop_duplicates": False}
+    keys = {"source": {"paths": corpus}, "validation": {"fraction": 0.2}, "deduplicate": False}
     undisturbed = config(**keys, out=tmp_path / "undisturbed", workers=2)
     process = start_preparation(undisturbed, ROWS)
     begun = None
@@ -210,7 +210,7 @@ def test_mixing_takes_whole_copies_and_a_share_by_hash(
     assert {times[text] for text in once if text[0] == "b"} == {0, 1}
     thrice = sum(times[text] == 3 for text in once if text[0] == "a")
     assert 0.4 < thrice / sum(text[0] == "a" for text in once) < 0.6
-    # Pass after pass: each is the corpus in its order, without what that pass leaves out.
+    # Pass after pass: each is the corpus in its order, without what that pass omits.
     position = [once.index(text) for text in found]
     passes = np.split(position, np.flatnonzero(np.diff(position) <= 0) + 1)
     assert len(passes) == 3
@@ -252,7 +252,7 @@ def test_duplicates_do_not_depend_on_the_buckets(
     keys = {
         "source": {"paths": shards(tmp_path / "in", texts[:2])},
         "validation": {"paths": shards(tmp_path / "val", texts[2:])},
-        "drop_duplicates": True,
+        "deduplicate": True,
     }
     prepare(config(**keys, out=tmp_path / "one"))
     monkeypatch.setattr(duplicates, "_BUCKET_DOCUMENTS", 10)

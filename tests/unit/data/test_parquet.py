@@ -13,7 +13,7 @@ import pytest
 from leviathan.config.schema import PrepConfig
 from leviathan.data.prepare import prepare
 from leviathan.data.prepare.parquet import needed_columns
-from leviathan.data.prepare.reader import BadLine, Document, Reading, read
+from leviathan.data.prepare.reader import Document, RecordSchema, RejectedRecord, read
 from leviathan.data.prepare.source import FileSource
 from leviathan.data.tokenizer import train_bpe
 from leviathan.errors import DataError
@@ -58,8 +58,8 @@ def struct(**children: Any) -> Any:
 
 
 def documents(path: Path, **keys: Any) -> list[Document]:
-    items = list(read(FileSource(path), reading=Reading(**keys)))
-    assert not [item for item in items if isinstance(item, BadLine)]
+    items = list(read(FileSource(path), reading=RecordSchema(**keys)))
+    assert not [item for item in items if isinstance(item, RejectedRecord)]
     return [item for item in items if isinstance(item, Document)]
 
 
@@ -91,7 +91,7 @@ def test_a_tokenizer_is_trained_on_the_other_rows(
     result = train_bpe([str(bad_text)], 270, tmp_path / "t.tiktoken")
     assert result["documents"] == 39
     said = capsys.readouterr().err
-    assert f"left out {bad_text}: row 10: 'text' has invalid UTF-8: byte 0xe9" in said
+    assert f"omitted {bad_text}: row 10: 'text' has invalid UTF-8: byte 0xe9" in said
 
 
 @pytest.mark.parametrize("kind", [pyarrow.large_string(), pyarrow.string_view(), "dictionary"])
@@ -103,7 +103,7 @@ def test_other_string_types(tmp_path: Path, kind: Any) -> None:
     else:
         column = column.cast(kind)
     items = list(read(FileSource(write(tmp_path / "a.parquet", text=column))))
-    bad = [item for item in items if isinstance(item, BadLine)]
+    bad = [item for item in items if isinstance(item, RejectedRecord)]
     assert [item.line for item in bad] == [10]
     assert [item.text for item in items if isinstance(item, Document)] == [
         text for number, text in enumerate(texts()) if number != BAD
@@ -113,9 +113,9 @@ def test_other_string_types(tmp_path: Path, kind: Any) -> None:
 def test_a_text_inside_of_a_struct_and_beside_its_subset(tmp_path: Path) -> None:
     record = struct(body=latin_1(texts()), kind=pyarrow.array(subsets()))
     path = write(tmp_path / "a.parquet", record=record)
-    reading = Reading(text_key="record.body", subset_key="record.kind")
+    reading = RecordSchema(text_key="record.body", subset_key="record.kind")
     items = list(read(FileSource(path), reading=reading))
-    assert [item.line for item in items if isinstance(item, BadLine)] == [10]
+    assert [item.line for item in items if isinstance(item, RejectedRecord)] == [10]
     assert [item.subset for item in items if isinstance(item, Document)] == [
         name for number, name in enumerate(subsets()) if number != BAD
     ]
@@ -189,7 +189,7 @@ def test_needed_columns(fields: dict[str, Any], subset_key: str, expected: list[
         return {"s": strings, "int": pyarrow.int64(), "map": pyarrow.map_(strings, strings)}[form]
 
     schema = pyarrow.schema({"text": pyarrow.string()} | {n: kind(f) for n, f in fields.items()})
-    reading = Reading(subset_key=subset_key)
+    reading = RecordSchema(subset_key=subset_key)
     assert needed_columns(schema, "a.parquet", reading) == ["text", *expected]
 
 

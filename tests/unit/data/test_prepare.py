@@ -18,11 +18,11 @@ from prep_cases import hashes, shards, start_preparation, stream_of, wait_for_or
 
 from leviathan.config.schema import PrepConfig
 from leviathan.data.format import DatasetInfo
-from leviathan.data.mds import Rows
+from leviathan.data.mds import ShardReader
 from leviathan.data.prepare import prepare, verify
-from leviathan.data.prepare.ledger import sole_writer
 from leviathan.data.prepare.reader import Document, read
 from leviathan.data.prepare.sources import find_inputs
+from leviathan.data.prepare.workdir import lock_for_writing
 from leviathan.data.tokenizer import load_tokenizer, train_bpe
 from leviathan.errors import DataError
 
@@ -50,7 +50,7 @@ def test_every_id_is_a_target_exactly_once(
     expected: list[int] = []
     for text in texts_of(wanted.source.paths):
         expected += [*tokenizer.encode(text), tokenizer.end_of_text]
-    rows = list(Rows(wanted.out / "train"))
+    rows = list(ShardReader(wanted.out / "train"))
     assert stream_of(wanted.out / "train").tolist() == expected
     for row, following in pairwise(rows):
         assert row.n_valid == seq_len + 1
@@ -80,7 +80,7 @@ def test_rows_name_their_documents_and_subsets(config: Callable[..., PrepConfig]
         if isinstance(item, Document)
     ]
     document = 0
-    for row in Rows(wanted.out / "train"):
+    for row in ShardReader(wanted.out / "train"):
         assert row.first_document == document
         ends = int((row.tokens[: row.n_valid - 1] == 600).sum())
         assert row.subsets.tolist() == of_document[document : document + ends + 1]
@@ -91,7 +91,7 @@ def test_rows_name_their_documents_and_subsets(config: Callable[..., PrepConfig]
 def test_rows_are_those_that_the_library_reads(config: Callable[..., PrepConfig]) -> None:
     wanted = config()
     prepare(wanted)
-    ours = Rows(wanted.out / "train")
+    ours = ShardReader(wanted.out / "train")
     theirs = streaming.StreamingDataset(
         local=str(wanted.out / "train"), shuffle=False, batch_size=1
     )
@@ -168,7 +168,7 @@ def test_duplicates(
     source = {"source": {"paths": paths[:2]}, "validation": {"paths": paths[2:]}}
     assert prepare(config(**source))["documents"] == 8
     assert "01.jsonl.zst holds the same texts as" in capsys.readouterr().err
-    wanted = config(**source, drop_duplicates=True, out=tmp_path / "unique")
+    wanted = config(**source, deduplicate=True, out=tmp_path / "unique")
     result = prepare(wanted)
     assert (result["documents"], result["duplicates"]) == (3, 5)
     tokenizer = load_tokenizer(wanted.out)
@@ -176,7 +176,7 @@ def test_duplicates(
     assert verify(wanted.out)["documents"] == 3
     all_held_out = {"source": {"paths": paths[:1]}, "validation": {"paths": paths[1:2]}}
     with pytest.raises(DataError, match="no documents are left for training"):
-        prepare(config(**all_held_out, drop_duplicates=True, out=tmp_path / "none"))
+        prepare(config(**all_held_out, deduplicate=True, out=tmp_path / "none"))
     assert not (tmp_path / "none").exists()
 
 
@@ -304,7 +304,10 @@ def test_a_folder_of_something_else_is_refused(config: Callable[..., PrepConfig]
 
 def test_two_writers_are_refused(config: Callable[..., PrepConfig]) -> None:
     wanted = config()
-    with sole_writer(wanted.out), pytest.raises(DataError, match="another preparation is writing"):
+    with (
+        lock_for_writing(wanted.out),
+        pytest.raises(DataError, match="another preparation is writing"),
+    ):
         prepare(wanted)
     prepare(wanted)
 
@@ -340,7 +343,7 @@ def test_quarantine(config: Callable[..., PrepConfig], tmp_path: Path) -> None:
     ]
     assert rejects[1]["byte_offset"] == len("\n".join(BAD[:3])) + 1
     assert "found a number" in rejects[1]["reason"]
-    with pytest.raises(DataError, match="leaves out 2 bad lines"):
+    with pytest.raises(DataError, match="omits 2 bad lines"):
         prepare(config(source=wanted.source.model_dump()))
 
 

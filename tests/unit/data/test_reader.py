@@ -1,4 +1,4 @@
-"""Reading: every packing of the same lines gives the same documents; damage is named."""
+"""RecordSchema: every packing of the same lines gives the same documents; damage is named."""
 
 import gzip
 import json
@@ -13,7 +13,7 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from leviathan.data.prepare.reader import NO_SUBSET, BadLine, Document, Reading, read
+from leviathan.data.prepare.reader import NO_SUBSET, Document, RecordSchema, RejectedRecord, read
 from leviathan.data.prepare.source import FileSource
 from leviathan.data.prepare.sources import find_inputs
 from leviathan.errors import DataError
@@ -34,7 +34,7 @@ def skippable(content: bytes) -> bytes:
 
 def documents(path: Path) -> list[Document]:
     items = list(read(FileSource(path)))
-    assert not [item for item in items if isinstance(item, BadLine)]
+    assert not [item for item in items if isinstance(item, RejectedRecord)]
     return [item for item in items if isinstance(item, Document)]
 
 
@@ -194,7 +194,7 @@ def test_other_files_are_called_what_they_are(
 def test_bad_lines(tmp_path: Path, line: bytes, reason: str) -> None:
     path = write(tmp_path / "bad.jsonl", LINES[0].encode() + b"\n" + line + b"\n" + PLAIN)
     items = list(read(FileSource(path)))
-    bad = [item for item in items if isinstance(item, BadLine)]
+    bad = [item for item in items if isinstance(item, RejectedRecord)]
     assert len(items) == len(LINES) + 2
     assert [(item.line, item.byte_offset) for item in bad] == [(2, len(LINES[0]) + 1)]
     assert reason in bad[0].reason
@@ -235,11 +235,11 @@ def test_longer_lines_are_bad_lines(tmp_path: Path, size: int, end: bytes) -> No
     assert len(line) == size
     good = b'{"text": "fine"}\n'
     path = write(tmp_path / "a.jsonl", good + line + end + (good if end else b""))
-    items = list(read(FileSource(path), reading=Reading(max_document_bytes=100)))
+    items = list(read(FileSource(path), reading=RecordSchema(max_document_bytes=100)))
     assert len(items) == (3 if end else 2)
-    assert isinstance(items[1], BadLine) == (size > 100)
+    assert isinstance(items[1], RejectedRecord) == (size > 100)
     assert (items[1].line, items[1].byte_offset) == (2, len(good))
-    if isinstance(items[1], BadLine):
+    if isinstance(items[1], RejectedRecord):
         assert items[1].reason == "longer than 100 bytes; raise max_document_bytes"
     if end:
         assert isinstance(items[2], Document)
@@ -249,8 +249,10 @@ def test_longer_lines_are_bad_lines(tmp_path: Path, size: int, end: bytes) -> No
 def test_longer_rows_are_bad_lines(tmp_path: Path) -> None:
     table = pyarrow.table({"text": ["é" * 50, "é" * 51, None, "x"], "n": [1, 2, 3, 4]})
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
-    items = list(read(FileSource(tmp_path / "a.parquet"), reading=Reading(max_document_bytes=100)))
-    assert [isinstance(item, BadLine) for item in items] == [False, True, True, False]
+    items = list(
+        read(FileSource(tmp_path / "a.parquet"), reading=RecordSchema(max_document_bytes=100))
+    )
+    assert [isinstance(item, RejectedRecord) for item in items] == [False, True, True, False]
 
 
 @pytest.mark.parametrize("kind", ["zst", "gz"])
@@ -270,13 +272,13 @@ def test_memory_does_not_grow_with_a_line(tmp_path: Path, kind: str) -> None:
             out.write(b'"}\n' + PLAIN)
     program = (
         "import resource, sys; from pathlib import Path\n"
-        "from leviathan.data.prepare.reader import BadLine, Reading, read\n"
+        "from leviathan.data.prepare.reader import RejectedRecord, RecordSchema, read\n"
         "from leviathan.data.prepare.source import FileSource\n"
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024\n"
         "before = peak()\n"
         "items = list(read(FileSource(Path(sys.argv[1])),"
-        " reading=Reading(max_document_bytes=1 << 24)))\n"
-        "print(len(items), isinstance(items[0], BadLine), round(peak() - before))\n"
+        " reading=RecordSchema(max_document_bytes=1 << 24)))\n"
+        "print(len(items), isinstance(items[0], RejectedRecord), round(peak() - before))\n"
     )
     command = [sys.executable, "-c", program, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -302,12 +304,12 @@ def test_parquet_types(tmp_path: Path, kind: str) -> None:
     items = list(read(FileSource(tmp_path / "a.jsonl")))
     assert [item.text for item in items if isinstance(item, Document)] == ["one", "two", ""]
     assert [item.subset for item in items if isinstance(item, Document)] == ["s", *[NO_SUBSET] * 2]
-    (bad,) = [item for item in items if isinstance(item, BadLine)]
+    (bad,) = [item for item in items if isinstance(item, RejectedRecord)]
     assert (bad.line, bad.reason) == (2, "'text' must be a string, found null")
     table = pyarrow.table({"text": pyarrow.array([b"bytes"], pyarrow.binary())})
     pyarrow.parquet.write_table(table, tmp_path / "b.parquet")
     (bad,) = read(FileSource(tmp_path / "b.parquet"))
-    assert isinstance(bad, BadLine)
+    assert isinstance(bad, RejectedRecord)
     assert "found bytes" in bad.reason
 
 

@@ -19,9 +19,9 @@ from leviathan.config.schema import DataConfig, PrepConfig
 from leviathan.data import remote
 from leviathan.data.dataset import open_dataset
 from leviathan.data.format import DatasetInfo
-from leviathan.data.mds import Rows, read_index
+from leviathan.data.loader import TrainLoader, eval_batches
+from leviathan.data.mds import ShardReader, read_index
 from leviathan.data.prepare import pack, prepare
-from leviathan.data.stream import TrainStream, eval_batches
 from leviathan.errors import DataError
 
 WINDOW = 40
@@ -39,7 +39,7 @@ def far(tiny_corpus: Path, tiny_tokenizer: Path, tmp_path_factory: pytest.TempPa
         "out": out,
     }
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pack, "rows_per_shard", lambda *_: 100)
+        patch.setattr(pack, "samples_per_shard", lambda *_: 100)
         prepare(PrepConfig.model_validate(keys))
     assert len(read_index(out / "train")) > 8
     return out
@@ -64,7 +64,7 @@ def data(url: object, folder: Path, **more: object) -> DataConfig:
 
 
 def tokens(config: DataConfig, steps: int = 40) -> list[np.ndarray]:
-    stream = TrainStream(open_dataset(config), 1, WINDOW, 8, 4)
+    stream = TrainLoader(open_dataset(config), 1, WINDOW, 8, 4)
     return [b.input_ids.numpy() for step in range(steps) for b in stream.microbatches(step, 0, 1)]
 
 
@@ -95,7 +95,9 @@ def test_the_folder_stays_within_its_limit(far: Path, tmp_path: Path) -> None:
     for number in range(len(rows)):
         seen.append(rows[number].tokens)
         most = max(most, held(tmp_path / "cache"))
-    assert np.array_equal(np.stack(seen), np.stack([row.tokens for row in Rows(far / "train")]))
+    assert np.array_equal(
+        np.stack(seen), np.stack([row.tokens for row in ShardReader(far / "train")])
+    )
     assert most <= 5 * largest < whole
     assert rows[0].tokens.tolist() == seen[0].tolist()  # removed since, and fetched again
 

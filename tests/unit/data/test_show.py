@@ -9,7 +9,7 @@ from prep_cases import shards
 from leviathan.config.schema import PrepConfig
 from leviathan.data.format import DatasetInfo
 from leviathan.data.prepare import prepare
-from leviathan.data.show import info_table, rows_text, show_rows, size_text
+from leviathan.data.show import format_bytes, info_table, samples_text, show_samples
 from leviathan.errors import DataError
 
 Config = Callable[..., PrepConfig]
@@ -26,7 +26,7 @@ def data(config: Config, tmp_path: Path) -> Path:
 
 def test_rows_put_together_are_the_documents(data: Path) -> None:
     info = DatasetInfo.load(data)
-    result = show_rows(data, "train", 0, 10**6)
+    result = show_samples(data, "train", 0, 10**6)
     assert [row["row"] for row in result["rows"]] == list(range(info.splits["train"].rows))
     texts: dict[int, str] = {}
     for row in result["rows"]:
@@ -46,19 +46,19 @@ def test_rows_put_together_are_the_documents(data: Path) -> None:
 
 def test_text_marks_borders_and_padding(data: Path) -> None:
     rows = DatasetInfo.load(data).splits["train"].rows
-    text = rows_text(show_rows(data, "train", 0, rows))
+    text = samples_text(show_samples(data, "train", 0, rows))
     assert "[document 0 · A · " in text
     assert "def one(): pass⏎" in text
     assert "[red]" in text  # read as it stands
-    assert "goes on from the row before" in text
+    assert "continues from the row before" in text
     assert "ids of padding, not trained on]" in text
 
 
 def test_rows_that_are_not_there(data: Path) -> None:
     with pytest.raises(DataError, match=r"train has rows 0 to \d+, there is no row 999"):
-        show_rows(data, "train", 999, 1)
+        show_samples(data, "train", 999, 1)
     with pytest.raises(DataError, match="no 'val' split"):
-        show_rows(data, "val", 0, 1)
+        show_samples(data, "val", 0, 1)
 
 
 def test_info_is_a_table_with_units(data: Path) -> None:
@@ -80,4 +80,4 @@ def test_info_is_a_table_with_units(data: Path) -> None:
     ],
 )
 def test_sizes(count: float, text: str) -> None:
-    assert size_text(count) == text
+    assert format_bytes(count) == text

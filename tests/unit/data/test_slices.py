@@ -14,8 +14,8 @@ from prep_cases import hashes, shards, start_preparation
 from leviathan.config.schema import PrepConfig
 from leviathan.data.format import DatasetInfo
 from leviathan.data.prepare import merge, prepare, verify
-from leviathan.data.prepare.ledger import sole_writer, writer_of_slice
-from leviathan.data.prepare.slices import Slice, take_slice
+from leviathan.data.prepare.slices import PrepSlice, read_slice
+from leviathan.data.prepare.workdir import lock_for_slice, lock_for_writing
 from leviathan.errors import ConfigError, DataError
 
 Config = Callable[..., PrepConfig]
@@ -56,11 +56,11 @@ def test_three_at_once_equal_one_machine(
 def test_folders_of_their_own(
     config: Config, source: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alone = config(**source, out=tmp_path / "alone", drop_duplicates=True)
+    alone = config(**source, out=tmp_path / "alone", deduplicate=True)
     expected = prepare(alone)
     outs = [tmp_path / f"rank{rank}" for rank in range(WORLD)]
     for rank, out in enumerate(outs):
-        wanted = config(**source, executor="rank", out=out, drop_duplicates=True)
+        wanted = config(**source, executor="rank", out=out, deduplicate=True)
         assert here(wanted, rank, monkeypatch)["files"] == len(range(rank, 7, WORLD))
     with pytest.raises(DataError, match=r"finished work \(slice 1 of 3\): when all .* data merge"):
         DatasetInfo.load(outs[1])
@@ -100,7 +100,7 @@ def test_one_writer_a_slice(
     config: Config, source: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = config(**source, executor="rank")
-    with writer_of_slice(wanted.out, 1, WORLD):
+    with lock_for_slice(wanted.out, 1, WORLD):
         with pytest.raises(DataError, match=r"slice 1 of 3 of .* is being made by another process"):
             here(wanted, 1, monkeypatch)
         here(wanted, 0, monkeypatch)
@@ -108,7 +108,10 @@ def test_one_writer_a_slice(
             merge(wanted.out, [])
         with pytest.raises(DataError, match="another preparation is writing to"):
             prepare(config(**source))
-    with sole_writer(wanted.out), pytest.raises(DataError, match="prepared or merged as a whole"):
+    with (
+        lock_for_writing(wanted.out),
+        pytest.raises(DataError, match="prepared or merged as a whole"),
+    ):
         here(wanted, 1, monkeypatch)
     here(wanted, 1, monkeypatch)
     here(wanted, 2, monkeypatch)
@@ -157,7 +160,7 @@ def test_bad_lines_are_counted_over_all_slices(
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
-        ({"RANK": "2", "WORLD_SIZE": "8"}, Slice(2, 8)),
+        ({"RANK": "2", "WORLD_SIZE": "8"}, PrepSlice(2, 8)),
         (
             {
                 "SLURM_ARRAY_TASK_ID": "5",
@@ -165,12 +168,12 @@ def test_bad_lines_are_counted_over_all_slices(
                 "SLURM_ARRAY_TASK_MAX": "7",
                 "SLURM_ARRAY_TASK_COUNT": "4",
             },
-            Slice(1, 4),
+            PrepSlice(1, 4),
         ),
     ],
 )
-def test_who_am_i(environment: dict[str, str], expected: Slice) -> None:
-    assert take_slice(environment) == expected
+def test_who_am_i(environment: dict[str, str], expected: PrepSlice) -> None:
+    assert read_slice(environment) == expected
     assert "RANK" not in environment
 
 
@@ -194,7 +197,7 @@ def test_who_am_i(environment: dict[str, str], expected: Slice) -> None:
 )
 def test_launches_that_cannot_work(environment: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        take_slice(environment)
+        read_slice(environment)
 
 
 # ---------------------------------------------------------------- Ray

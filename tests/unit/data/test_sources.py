@@ -20,10 +20,16 @@ import zstandard
 from leviathan.config.schema import PrepConfig
 from leviathan.data.encoders import GigatokenEncoder
 from leviathan.data.format import DatasetInfo
-from leviathan.data.mds import Rows
+from leviathan.data.mds import ShardReader
 from leviathan.data.prepare import prepare
 from leviathan.data.prepare.hub import HubSource
-from leviathan.data.prepare.reader import BadLine, Document, Reading, read, reading_of
+from leviathan.data.prepare.reader import (
+    Document,
+    RecordSchema,
+    RejectedRecord,
+    read,
+    record_schema,
+)
 from leviathan.data.prepare.source import FileSource, Source
 from leviathan.data.prepare.sources import find_inputs, find_splits
 from leviathan.data.tokenizer import load_tokenizer
@@ -48,14 +54,14 @@ def config(tiny_tokenizer: Path, tmp_path: Path) -> Config:
 
 
 def stream_of(out: Path) -> str:
-    rows = list(Rows(out / "train"))
+    rows = list(ShardReader(out / "train"))
     ids = [rows[0].tokens[:1], *(row.tokens[1 : row.n_valid] for row in rows)]
     return load_tokenizer(out).decode(np.concatenate(ids))
 
 
-def texts_in(source: Source, reading: Reading | None = None) -> list[str]:
+def texts_in(source: Source, reading: RecordSchema | None = None) -> list[str]:
     items = list(read(source, reading=reading))
-    assert not [item for item in items if isinstance(item, BadLine)], items
+    assert not [item for item in items if isinstance(item, RejectedRecord)], items
     return [item.text for item in items if isinstance(item, Document)]
 
 
@@ -244,7 +250,7 @@ def test_hub_data_sets(config: Config, hub: Path, capsys: pytest.CaptureFixture[
         f"{shard:05}-of-00003" for shard in range(3)
     ]
     for shard, source in enumerate(pickle.loads(pickle.dumps(found))):
-        assert texts_in(source, reading_of(source, wanted)) == [
+        assert texts_in(source, record_schema(source, wanted)) == [
             f"text {shard} {row}" for row in range(4)
         ]
     result = prepare(wanted)
@@ -277,7 +283,7 @@ def test_a_hub_data_set_that_changes_is_noticed(config: Config, hub: Path) -> No
     rows = pyarrow.table({"body": ["changed, and longer than it was"] * 9})
     pyarrow.parquet.write_table(rows, hub / "train-00000-of-00003.parquet")
     with pytest.raises(DataError, match="has changed meanwhile"):
-        texts_in(source, Reading(text_key="body"))
+        texts_in(source, RecordSchema(text_key="body"))
 
 
 def test_hub_or_paths(config: Config) -> None:
@@ -324,7 +330,7 @@ def test_subsets_can_be_left_out(
     only = {"include": "ArXiv"}
     wanted = config({"paths": [str(shard)], "subsets": only}, out=tmp_path / "only")
     assert prepare(wanted)["subsets"] == ["ArXiv"]
-    with pytest.raises(DataError, match=r"no documents in .*4 left out by source.subsets"):
+    with pytest.raises(DataError, match=r"no documents in .*4 omitted by source.subsets"):
         prepare(config({"paths": [str(shard)], "subsets": {"include": "X"}}, out=tmp_path / "none"))
     with pytest.raises(ValueError, match="include or exclude, not both"):
         config({"paths": ["a"], "subsets": {"include": "a", "exclude": "b"}})
@@ -376,10 +382,10 @@ def test_a_file_changed_while_it_is_read(config: Config, tmp_path: Path) -> None
         def stamp(self) -> str:
             return next(stamps)
 
-    from leviathan.data.prepare.tokenize import Task, tokenize
+    from leviathan.data.prepare.tokenize import TokenizeTask, tokenize
 
     load_tokenizer(config({"paths": ["x"]}).tokenizer).save(tmp_path / "tokenizer")
-    task = Task(
+    task = TokenizeTask(
         source=Changing(source.path),
         split="train",
         part=tmp_path / "part",

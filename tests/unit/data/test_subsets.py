@@ -13,7 +13,7 @@ from leviathan.config.schema import PrepConfig
 from leviathan.data.format import DatasetInfo
 from leviathan.data.prepare import merge, prepare
 from leviathan.data.prepare.hub import HubSource
-from leviathan.data.prepare.reader import NO_SUBSET, Document, Reading, read, reading_of
+from leviathan.data.prepare.reader import NO_SUBSET, Document, RecordSchema, read, record_schema
 from leviathan.data.prepare.source import FileSource
 from leviathan.data.prepare.sources import find_splits
 from leviathan.errors import DataError
@@ -41,7 +41,7 @@ def as_map(path: Path) -> Path:
 
 
 def as_map_of_structs(path: Path) -> Path:
-    """The path goes on inside of the map's values."""
+    """The path continues inside of the map's values."""
     kind = pyarrow.map_(pyarrow.string(), pyarrow.struct({"pile_set_name": pyarrow.string()}))
     return parquet(
         path, record=pyarrow.array([[("meta", {"pile_set_name": n})] for n in NAMES], kind)
@@ -105,7 +105,7 @@ def test_every_form_of_the_subset_is_read(tmp_path: Path, form: str, config: Con
 
 def test_a_path_through_a_map_and_a_struct(tmp_path: Path) -> None:
     path = as_map_of_structs(tmp_path / "a.parquet")
-    reading = Reading(subset_key="record.meta.pile_set_name")
+    reading = RecordSchema(subset_key="record.meta.pile_set_name")
     items = [item for item in read(FileSource(path), reading=reading) if isinstance(item, Document)]
     assert [item.subset for item in items] == NAMES
 
@@ -119,11 +119,11 @@ def test_texts_are_found_in_the_same_forms(tmp_path: Path) -> None:
     }
     pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
     for key in ("map.body", "json.body", "flat.body"):
-        (item,) = read(FileSource(tmp_path / "a.parquet"), reading=Reading(text_key=key))
+        (item,) = read(FileSource(tmp_path / "a.parquet"), reading=RecordSchema(text_key=key))
         assert isinstance(item, Document), item
         assert item.text == "x"
     lone = jsonl(tmp_path / "a.jsonl", {"doc": '{"body": "\\ud800"}'})
-    (item,) = read(FileSource(lone), reading=Reading(text_key="doc.body"))
+    (item,) = read(FileSource(lone), reading=RecordSchema(text_key="doc.body"))
     assert not isinstance(item, Document)
     assert "lone surrogate" in item.reason
 
@@ -331,7 +331,7 @@ def test_several_splits_of_the_hub(
     wanted = config(source={"hub": {"id": str(hub), "text_column": "body", "split": split}})
     sources = [source for source, _ in find_splits(wanted)]
     assert [source.hub.split for source in sources if isinstance(source, HubSource)] == names
-    reading = reading_of(sources[0], wanted)
+    reading = record_schema(sources[0], wanted)
     assert len([item for source in sources for item in read(source, reading=reading)]) == 4
     assert prepare(wanted)["documents"] == documents
 

@@ -12,8 +12,8 @@ import pytest
 from leviathan.config.schema import PrepConfig
 from leviathan.data.format import DatasetInfo
 from leviathan.data.mds import read_index, read_shard
-from leviathan.data.mds_write import ShardRows, shard_name, write_index, write_shard
-from leviathan.data.prepare import assemble, pack, prepare, verify
+from leviathan.data.mds_write import ShardSamples, shard_name, write_index, write_shard
+from leviathan.data.prepare import build, pack, prepare, verify
 from leviathan.errors import DataError
 
 
@@ -33,7 +33,7 @@ def whole(
         "on_error": "quarantine",
     }
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pack, "rows_per_shard", lambda *_: 100)
+        patch.setattr(pack, "samples_per_shard", lambda *_: 100)
         prepare(PrepConfig.model_validate(keys))
     assert len(read_index(folder / "out/train")) > 8
     return folder / "out"
@@ -160,14 +160,14 @@ def test_description(data: Path, change: Callable[[Any], Any], message: str) -> 
 # ---------------------------------------------------------------- rows that contradict
 
 
-def rewritten(data: Path, change: Callable[[ShardRows], Any]) -> None:
-    """The last validation shard, written anew with its hash, so that only its rows are wrong."""
+def rewritten(data: Path, change: Callable[[ShardSamples], Any]) -> None:
+    """The last validation shard, written again with its hash, so that only its rows are wrong."""
     info, entries = DatasetInfo.load(data), json.loads((data / "val/index.json").read_text())
     place = len(entries["shards"]) - 2
     name = shard_name(place)
     found = read_shard(data / "val" / name, info.seq_len, info.dtype)
     ids = np.append(found.tokens[:, :-1].reshape(-1), found.tokens[-1, -1])
-    rows = ShardRows(
+    rows = ShardSamples(
         ids=ids,
         n_valid=found.n_valid,
         first_document=found.first_document,
@@ -177,17 +177,17 @@ def rewritten(data: Path, change: Callable[[ShardRows], Any]) -> None:
     change(rows)
     entries["shards"][place] = write_shard(data / "val" / name, rows)
     write_index(data / "val", entries["shards"])
-    described = assemble.fingerprint(
+    described = build.fingerprint(
         data, info.tokenizer.fingerprint, info.seq_len, info.subsets, info.splits
     )
     edit(data / "dataset.json", lambda d: d.update(fingerprint=described))
 
 
-def set_id(rows: ShardRows, value: int) -> None:
+def set_id(rows: ShardSamples, value: int) -> None:
     rows.ids[40] = value
 
 
-ROWS: list[tuple[Callable[[ShardRows], Any], str]] = [
+ROWS: list[tuple[Callable[[ShardSamples], Any], str]] = [
     (lambda rows: set_id(rows, 601), r"row \d+ holds an id beyond the vocabulary"),
     (lambda rows: set_id(rows, 600), "first_document or subsets do not fit the end-of-text ids"),
     (lambda rows: rows.first_document.__setitem__(3, 0), "first_document or subsets do not fit"),
@@ -197,7 +197,7 @@ ROWS: list[tuple[Callable[[ShardRows], Any], str]] = [
 
 
 @pytest.mark.parametrize(("change", "message"), ROWS)
-def test_rows(data: Path, change: Callable[[ShardRows], Any], message: str) -> None:
+def test_rows(data: Path, change: Callable[[ShardSamples], Any], message: str) -> None:
     rewritten(data, change)
     with pytest.raises(DataError, match=message):
         verify(data)

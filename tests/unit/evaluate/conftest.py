@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from leviathan.checkpoint.boxes import Slice, save_slices
+from leviathan.checkpoint.dcp import FlatShard, save_shards
 from leviathan.checkpoint.layout import step_dir
 from leviathan.checkpoint.manifest import file_names, fingerprint, write_json, write_manifest
 from leviathan.config.load import dump_config
@@ -52,7 +52,9 @@ def write_run(
     folder = step_dir(run_dir, STEP)
     folder.mkdir(parents=True)
     tensors = {f"model.{name}": value.detach() for name, value in model.named_parameters()}
-    save_slices([Slice(k, tuple(t.shape), 0, t.reshape(-1)) for k, t in tensors.items()], folder)
+    save_shards(
+        [FlatShard(k, tuple(t.shape), 0, t.reshape(-1)) for k, t in tensors.items()], folder
+    )
     (folder / "config.yaml").write_text(dump_config(config))
     (run_dir / "config.yaml").write_text(dump_config(config))
     write_json(folder / "state.json", {"step": STEP, "data_fingerprint": info.fingerprint})

@@ -1,4 +1,4 @@
-"""The commands of eval/README.md, run as they stand there."""
+"""The commands of eval/README.md, run as they are there."""
 
 import os
 import shlex

@@ -10,8 +10,8 @@ import pytest
 from leviathan.data.format import DatasetInfo
 from leviathan.errors import CheckpointError, DataError
 from leviathan.evaluate.frequency import frequency, frequency_table, read_counts
+from leviathan.evaluate.frequency_buckets import SCALES, FrequencyBuckets, paired_difference
 from leviathan.evaluate.perplexity import perplexity
-from leviathan.evaluate.strata import SCALES, Strata, paired_difference
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def test_buckets_sum_to_the_whole(
 
 def test_pairs_come_from_the_filed_sums(result: dict, runs: dict[str, Path]) -> None:
     files = [next(run.glob("evaluation/*/frequency.npz")) for run in runs.values()]
-    tied, leviathan = (Strata.load(file) for file in files)
+    tied, leviathan = (FrequencyBuckets.load(file) for file in files)
     again = paired_difference(tied, leviathan)
     assert result["pairs"] == [{"label": "leviathan", "base": "tied", **again}]
     gap = result["runs"][1]["nats_per_token"] - result["runs"][0]["nats_per_token"]
@@ -45,7 +45,7 @@ def test_pairs_come_from_the_filed_sums(result: dict, runs: dict[str, Path]) -> 
 
 
 def test_every_document_is_there(runs: dict[str, Path], result: dict, tiny_dataset: Path) -> None:
-    strata = Strata.load(next(runs["tied"].glob("evaluation/*/frequency.npz")))
+    strata = FrequencyBuckets.load(next(runs["tied"].glob("evaluation/*/frequency.npz")))
     documents = DatasetInfo.load(tiny_dataset).split("val").documents
     np.testing.assert_array_equal(strata.documents, np.arange(documents))
 

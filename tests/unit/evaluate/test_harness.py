@@ -10,7 +10,7 @@ from lm_eval.api.instance import Instance
 
 from leviathan.errors import CheckpointError, ConfigError, DataError
 from leviathan.evaluate.harness import LeviathanLM, results_table, run_tasks
-from leviathan.evaluate.scoring import Loaded, open_checkpoint
+from leviathan.evaluate.scoring import LoadedCheckpoint, open_checkpoint
 
 TOLERANCE = 1e-4  # nats a request, fp32, over batch sizes and orders
 
@@ -35,15 +35,17 @@ def requests(kind: str, arguments: list[tuple]) -> list[Instance]:
 
 
 @pytest.fixture(scope="module", params=["tied", "leviathan"])
-def loaded(request: pytest.FixtureRequest, runs: dict[str, Path]) -> Loaded:
+def loaded(request: pytest.FixtureRequest, runs: dict[str, Path]) -> LoadedCheckpoint:
     return open_checkpoint(runs[request.param])
 
 
-def model_of(loaded: Loaded, batch_size: int = 4) -> LeviathanLM:
+def model_of(loaded: LoadedCheckpoint, batch_size: int = 4) -> LeviathanLM:
     return LeviathanLM(loaded.model, loaded.tokenizer, batch_size)
 
 
-def plain(loaded: Loaded, context: list[int], continuation: list[int]) -> tuple[float, bool]:
+def plain(
+    loaded: LoadedCheckpoint, context: list[int], continuation: list[int]
+) -> tuple[float, bool]:
     """One forward pass over exactly these ids, full log-softmax."""
     ids = (context + continuation)[-(loaded.model_config.seq_len + 1) :]
     logits = loaded.model.logits(torch.tensor([ids[:-1]]))[0].double()
@@ -52,7 +54,7 @@ def plain(loaded: Loaded, context: list[int], continuation: list[int]) -> tuple[
     return float(picked.sum()), logits.argmax(-1).tolist() == continuation
 
 
-def test_loglikelihood_is_that_of_a_document_start(loaded: Loaded) -> None:
+def test_loglikelihood_is_that_of_a_document_start(loaded: LoadedCheckpoint) -> None:
     model = model_of(loaded)
     found = model.loglikelihood(requests("loglikelihood", PAIRS))
     encode, end = loaded.tokenizer.encode, loaded.tokenizer.end_of_text
@@ -68,7 +70,9 @@ def test_loglikelihood_is_that_of_a_document_start(loaded: Loaded) -> None:
 
 @pytest.mark.parametrize("batch_size", [1, 4, 16])
 @pytest.mark.parametrize("backwards", [False, True])
-def test_batching_changes_no_score(loaded: Loaded, batch_size: int, backwards: bool) -> None:
+def test_batching_changes_no_score(
+    loaded: LoadedCheckpoint, batch_size: int, backwards: bool
+) -> None:
     alone = [
         model_of(loaded, 1).loglikelihood(requests("loglikelihood", [pair]))[0] for pair in PAIRS
     ]
@@ -80,7 +84,7 @@ def test_batching_changes_no_score(loaded: Loaded, batch_size: int, backwards: b
         assert greedy == expected_greedy
 
 
-def test_prefix_stands_once(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefix_stands_once(loaded: LoadedCheckpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """In every context exactly once, the literal text of the token notwithstanding."""
     end, seen = loaded.tokenizer.end_of_text, []
     model = model_of(loaded)
@@ -93,7 +97,7 @@ def test_prefix_stands_once(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> 
         assert (context + continuation).count(end) == 1
 
 
-def test_rolling_scores_each_token_once(loaded: Loaded) -> None:
+def test_rolling_scores_each_token_once(loaded: LoadedCheckpoint) -> None:
     model, end = model_of(loaded), loaded.tokenizer.end_of_text
     for text in TEXTS:
         ids, windows = loaded.tokenizer.encode(text), model.rolling_windows(text)
@@ -109,7 +113,7 @@ def test_rolling_scores_each_token_once(loaded: Loaded) -> None:
 
 
 @pytest.mark.parametrize("batch_size", [1, 16])
-def test_rolling_loglikelihood(loaded: Loaded, batch_size: int) -> None:
+def test_rolling_loglikelihood(loaded: LoadedCheckpoint, batch_size: int) -> None:
     model = model_of(loaded, batch_size)
     rolling = requests("loglikelihood_rolling", [(text,) for text in TEXTS])
     for text, value in zip(TEXTS, model.loglikelihood_rolling(rolling), strict=True):
@@ -117,7 +121,7 @@ def test_rolling_loglikelihood(loaded: Loaded, batch_size: int) -> None:
         assert value == pytest.approx(expected, abs=TOLERANCE)
 
 
-def test_token_across_the_border(loaded: Loaded) -> None:
+def test_token_across_the_border(loaded: LoadedCheckpoint) -> None:
     """Where one token covers both sides, the continuation is still scored, all of it."""
     encode = loaded.tokenizer.encode
     whole = next(
@@ -132,12 +136,12 @@ def test_token_across_the_border(loaded: Loaded) -> None:
     assert value == pytest.approx(plain(loaded, context, encode(whole[3:]))[0], abs=TOLERANCE)
 
 
-def test_continuation_that_does_not_fit(loaded: Loaded) -> None:
+def test_continuation_that_does_not_fit(loaded: LoadedCheckpoint) -> None:
     with pytest.raises(DataError, match="does not fit the model's context of 32"):
         model_of(loaded).loglikelihood(requests("loglikelihood", [("a", " b c" * 50)]))
 
 
-def test_generation_is_greedy_and_stops(loaded: Loaded) -> None:
+def test_generation_is_greedy_and_stops(loaded: LoadedCheckpoint) -> None:
     model, encode = model_of(loaded), loaded.tokenizer.encode
     whole = model.generate_until(requests("generate_until", [("def", {"max_gen_toks": 12})]))[0]
     ids = [loaded.tokenizer.end_of_text, *encode("def")]
@@ -157,7 +161,7 @@ def test_generation_is_greedy_and_stops(loaded: Loaded) -> None:
 
 
 def test_no_prompt_is_truncated_to_fit_the_new_tokens(
-    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+    loaded: LoadedCheckpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The default of 256 new tokens is eight times this model's context of 32."""
     model, seen = model_of(loaded), []
@@ -190,7 +194,7 @@ def test_no_prompt_is_truncated_to_fit_the_new_tokens(
         assert found == loaded.tokenizer.decode(ids[len(encoded[text]) :])
 
 
-def test_options_of_generation(loaded: Loaded) -> None:
+def test_options_of_generation(loaded: LoadedCheckpoint) -> None:
     model = model_of(loaded)
 
     def run(**options) -> str:
@@ -272,7 +276,7 @@ def test_not_finite_is_no_number(
     with torch.no_grad():
         loaded.model.model.norm.weight.fill_(math.nan)
     monkeypatch.setattr("leviathan.evaluate.harness.open_checkpoint", lambda *_: loaded)
-    monkeypatch.setattr(Loaded, "result_dir", lambda self: None)
+    monkeypatch.setattr(LoadedCheckpoint, "result_dir", lambda self: None)
     result = run_tasks(runs["tied"], ["next_line"], choices)
     assert result["results"]["next_line"]["acc,none"] is None
     assert result["leviathan"]["not_finite"] == ["next_line"]

@@ -20,7 +20,7 @@ from leviathan.evaluate.harness import (
 )
 from leviathan.evaluate.scoring import open_checkpoint
 from leviathan.evaluate.task_files import find_task_files
-from leviathan.evaluate.task_rows import ROWS, check_rows
+from leviathan.evaluate.task_records import RECORDS, check_records
 from leviathan.export.hf_llama import export
 
 SAMPLE_TOLERANCE = 1e-3  # nats a request of up to 100 tokens, fp32, other kernels
@@ -90,11 +90,11 @@ def test_shared_samples_are_found_and_whole(shared: Path) -> None:
     folder = shared / "data" / "eval"
     assert definitions(TASKS, folder, BUILTIN).keys() == set(TASKS)
     file = find_task_files(folder, "hellaswag", "validation")
-    assert check_rows("hellaswag", file) == 200
+    assert check_records("hellaswag", file) == 200
 
 
 def test_every_definition_has_its_rows() -> None:
-    assert {file.stem for file in EVAL.glob("*.yaml")} == {*ROWS, "next_line"}
+    assert {file.stem for file in EVAL.glob("*.yaml")} == {*RECORDS, "next_line"}
 
 
 def test_from_the_hub_without_a_folder() -> None:

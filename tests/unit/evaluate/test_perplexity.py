@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from leviathan.checkpoint.load import load_model
 from leviathan.data.dataset import open_dataset
 from leviathan.data.format import DatasetInfo
-from leviathan.data.mds import Rows
+from leviathan.data.mds import ShardReader
 from leviathan.data.tokenizer import load_tokenizer
 from leviathan.errors import ConfigError, DataError
 from leviathan.evaluate.perplexity import perplexity, token_bytes
@@ -26,7 +26,7 @@ def plain_nll(run: Path, data: Path) -> tuple[np.ndarray, np.ndarray]:
     """NLL and id of every target of the validation split, one row at a time, full softmax."""
     model, config, _ = load_model(run)
     nll, ids = [], []
-    rows = Rows(data / "val")
+    rows = ShardReader(data / "val")
     for number in range(len(rows)):
         row = rows[number]
         tokens = torch.tensor(row.tokens[: row.n_valid].astype(np.int64))
@@ -107,7 +107,7 @@ def test_stride_scores_each_token_once_after_more_text(
     assert {name: part["tokens"] for name, part in result["by_subset"].items()} == {
         name: part["tokens"] for name, part in whole["by_subset"].items()
     }
-    rows = Rows(tiny_dataset / "val")
+    rows = ShardReader(tiny_dataset / "val")
     tokens = [rows[number].tokens[: rows[number].n_valid] for number in range(len(rows))]
     stream = np.concatenate([tokens[0], *(row[1:] for row in tokens[1:])]).astype(np.int64)
     model, _, _ = load_model(run)

@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 
-from leviathan.checkpoint.boxes import Slice, save_slices
-from leviathan.checkpoint.handle import SaveHandle
+from leviathan.checkpoint.dcp import FlatShard, save_shards
 from leviathan.checkpoint.save import save_checkpoint
+from leviathan.checkpoint.save_future import SaveFuture
 from leviathan.config.schema import RunConfig
 from leviathan.data.tokenizer import load_tokenizer
 from leviathan.errors import CheckpointError
@@ -47,14 +47,14 @@ def run(tmp_path, tiny_tokenizer, monkeypatch, request) -> RunConfig:
     model = CausalLM(config.model)
     init_weights(model, config.model, seed=11)
     slices = [
-        Slice(f"model.{name}", tuple(p.shape), 0, p.detach().view(-1))
+        FlatShard(f"model.{name}", tuple(p.shape), 0, p.detach().view(-1))
         for name, p in model.named_parameters()
     ]
     mesh = init_mesh(read_launch_env(), tp=1)
     try:
         state = {"step": 9, "tokens": 576, "data_fingerprint": "f00d"}
         save_checkpoint(
-            config, mesh, state, lambda at: SaveHandle(lambda: save_slices(slices, at), False)
+            config, mesh, state, lambda at: SaveFuture(lambda: save_shards(slices, at), False)
         ).wait()
     finally:
         leave_mesh()

@@ -1,4 +1,4 @@
-"""A Llama folder back to a native checkpoint: nothing is lost on the way."""
+"""A Llama folder back to a native checkpoint: nothing is lost along the way."""
 
 import json
 import shutil
@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 
-from leviathan.checkpoint.load import load_model, whole_checkpoint
+from leviathan.checkpoint.load import load_model, resolve_valid
 from leviathan.config.schema import ModelConfig
 from leviathan.data.tokenizer import load_tokenizer
 from leviathan.errors import CheckpointError, ConfigError
@@ -46,7 +46,7 @@ def test_there_and_back(tiny_tokenizer, tmp_path, kind):
     ids = torch.arange(48).view(2, 24) % tokenizer.vocab_size
     ours = model.logits(ids)[..., : tokenizer.vocab_size]
     torch.testing.assert_close(native.logits(ids), ours, atol=1e-4, rtol=0)
-    again = load_tokenizer(whole_checkpoint(run))
+    again = load_tokenizer(resolve_valid(run))
     assert (again.fingerprint, again.name) == (tokenizer.fingerprint, tokenizer.name)
 
     # The second folder has the very weights of the first.
@@ -72,7 +72,7 @@ def test_tokenizer_with_another_end_and_gaps(shared, tmp_path, monkeypatch):
     init_weights(model, config, seed=3)
     export_model(model, config, tokenizer, {}, tmp_path / "out")
     import_llama(tmp_path / "out", tmp_path / "run")
-    again = load_tokenizer(whole_checkpoint(tmp_path / "run"))
+    again = load_tokenizer(resolve_valid(tmp_path / "run"))
     assert again.fingerprint == tokenizer.fingerprint
 
 

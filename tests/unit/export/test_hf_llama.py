@@ -12,7 +12,7 @@ from leviathan.data.encodings import CL100K_PATTERN
 from leviathan.data.tokenizer import END_OF_TEXT, Tokenizer, load_tokenizer
 from leviathan.errors import CheckpointError, ConfigError
 from leviathan.evaluate.llama_tokenizer import read_llama_tokenizer
-from leviathan.export.folder import MARKER, replacing
+from leviathan.export.folder import MARKER, replaced_atomically
 from leviathan.export.hf_llama import SAMPLE_TEXT, export_model
 from leviathan.model.embedding import KINDS
 from leviathan.model.init import init_weights
@@ -361,11 +361,11 @@ def test_wrong_arguments(make, tokenizer, tmp_path):
 
 def test_replacing_keeps_the_old_folder_when_the_new_one_fails(tmp_path):
     out = tmp_path / "out"
-    with replacing(out) as draft:
+    with replaced_atomically(out) as draft:
         (draft / MARKER).write_text("first")
 
     def fail():
-        with replacing(out) as draft:
+        with replaced_atomically(out) as draft:
             (draft / MARKER).write_text("second")
             raise ZeroDivisionError
 

@@ -18,9 +18,9 @@ from llama_folders import (
 )
 
 from leviathan.checkpoint.describe import checkpoint_info, list_checkpoints
-from leviathan.checkpoint.load import whole_checkpoint
+from leviathan.checkpoint.load import resolve_valid
 from leviathan.checkpoint.manifest import read_manifest
-from leviathan.data.fixed_texts import FIXED_TEXTS
+from leviathan.data.comparison_texts import FIXED_TEXTS
 from leviathan.data.tokenizer import load_tokenizer
 from leviathan.errors import CheckpointError, ConfigError, DataError
 from leviathan.evaluate.scoring import open_checkpoint
@@ -101,7 +101,7 @@ def test_an_imported_checkpoint_is_described_without_a_training(
 ) -> None:
     (info,) = list_checkpoints(run_dir).values()
     assert (info["step"], info["optimizer_steps"], info["engine"]) == (0, 0, "imported")
-    assert checkpoint_info(whole_checkpoint(run_dir)) == info
+    assert checkpoint_info(resolve_valid(run_dir)) == info
     export(run_dir, tmp_path / "out")
     facts = json.loads((tmp_path / "out/export.json").read_text())["facts"]
     assert facts.keys() == {"Tokenizer", "Context in tokens", "Imported from"}
@@ -153,14 +153,14 @@ def changed_weights(source: Path, folder: Path, change: Any) -> Path:
 
 
 def test_the_kept_files_are_in_the_manifest(run_dir: Path) -> None:
-    listed = read_manifest(whole_checkpoint(run_dir))
+    listed = read_manifest(resolve_valid(run_dir))
     kept = {name for name in listed if name.startswith("imported_tokenizer/")}
     assert {"imported_tokenizer/tokenizer.json", "imported_tokenizer/tokenizer_config.json"} <= kept
 
 
 def test_data_prepared_with_it_begins_with_its_end(run_dir: Path, tmp_path: Path) -> None:
     """Bos belongs to the imported model's training; on our own rows documents follow an end."""
-    load_tokenizer(whole_checkpoint(run_dir)).save(tmp_path)
+    load_tokenizer(resolve_valid(run_dir)).save(tmp_path)
     tokenizer = load_tokenizer(tmp_path)
     assert tokenizer.prefix_token == tokenizer.end_of_text == 501
 

@@ -99,14 +99,14 @@ def test_what_a_launcher_leaves_behind_is_ended():
     assert gone(rank)
 
 
-def run(*codes, elastic=False, patience_s=1.0):
+def run(*codes, elastic=False, grace_period_s=1.0):
     """Exit status of a launch on two 'hosts'; each of `codes` may be with arguments."""
     hosts = (Host("localhost", 1), Host("127.0.0.1", 1))
     commands = [
         Command((sys.executable, "-c", *([code] if isinstance(code, str) else code)), host)
         for code, host in zip(codes, hosts, strict=True)
     ]
-    return start.run_everywhere(commands, elastic, patience_s)
+    return start.run_everywhere(commands, elastic, grace_period_s)
 
 
 WAIT = "import time; time.sleep({})"
@@ -119,7 +119,7 @@ def test_the_first_failure_is_the_status_and_the_others_are_waited_for():
 
 def test_who_does_not_end_after_another_has_failed_is_ended():
     started = time.monotonic()
-    assert run("raise SystemExit(4)", [LAUNCHER, RANK]) == 4  # the rank would wait for ever
+    assert run("raise SystemExit(4)", [LAUNCHER, RANK]) == 4  # the rank would wait forever
     assert time.monotonic() - started < PATIENCE_S
 
 

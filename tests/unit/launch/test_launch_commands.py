@@ -1,4 +1,4 @@
-"""The exact commands that a request leads to, and what of them a shell on the way leaves."""
+"""The exact commands that a request leads to, and what of them a shell along the way leaves."""
 
 import shlex
 import subprocess

@@ -12,9 +12,9 @@ from leviathan.model.transformer import CausalLM
 SMALL: dict[str, dict] = {
     "leviathan": {"d_seed": 8, "heads": 2, "knots": 5, "rank": 4},
     "leviathan_v1": {"d_seed": 8, "modes": 2, "knots": 5, "rank": 4},
-    "albert": {"match_parameters": 1216},
-    "flat_mlp": {"match_parameters": 1216},
-    "factored_mlp": {"match_parameters": 1216, "d_seed": 8},
+    "albert": {"target_params": 1216},
+    "flat_mlp": {"target_params": 1216},
+    "factored_mlp": {"target_params": 1216, "d_seed": 8},
 }
 
 

@@ -4,7 +4,13 @@ import pytest
 import torch
 
 from leviathan.config.schema import ModelConfig
-from leviathan.model.decode import Decoding, Sampling, generate, materialized, pick
+from leviathan.model.decode import (
+    DecodeState,
+    Sampling,
+    generate,
+    pick,
+    with_materialized_embedding,
+)
 from leviathan.model.init import init_weights
 from leviathan.model.transformer import CausalLM
 
@@ -48,7 +54,7 @@ def collect(model: CausalLM, prompts, count: int, **options) -> list[list[int]]:
 
 
 def test_logits_of_rows_side_by_side(model):
-    decoding = Decoding(materialized(model), PROMPTS)
+    decoding = DecodeState(with_materialized_embedding(model), PROMPTS)
     rows = [list(prompt) for prompt in PROMPTS]
     for step in range(6):
         for row, found in zip(rows, decoding.logits(), strict=True):
@@ -57,7 +63,7 @@ def test_logits_of_rows_side_by_side(model):
         token = torch.tensor([step + 3 + place for place in range(len(rows))])
         decoding.append(token)
         rows = [[*row, int(id)] for row, id in zip(rows, token, strict=True)]
-        if step == 2:  # rows that are done leave, the others go on undisturbed
+        if step == 2:  # rows that are done leave, the others continue undisturbed
             decoding.keep([3, 0])
             rows = [rows[3], rows[0]]
 
@@ -82,7 +88,7 @@ def test_rows_end_by_themselves(model):
 
 
 def test_past_the_context(model):
-    """Where the context is full, a row goes on from its newest half."""
+    """Where the context is full, a row continues from its newest half."""
     made = collect(model, [[3, 4]], CONTEXT + 10)[0]
     ids = [3, 4, *made[: CONTEXT - 1]]  # one more than the context holds
     assert made[: CONTEXT - 2] == greedy(model, [3, 4], CONTEXT - 2)
@@ -134,7 +140,7 @@ def test_draws_follow_the_probabilities():
 
 
 def test_materialized_shares_all_but_the_input_table(model):
-    twin = materialized(model)
+    twin = with_materialized_embedding(model)
     assert twin.lm_head.weight.data_ptr() == model.lm_head.weight.data_ptr()
     ids = torch.tensor([[1, 2, 3, 60]])
     torch.testing.assert_close(twin.logits(ids), model.logits(ids), atol=CLOSE, rtol=0)

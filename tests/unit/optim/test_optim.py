@@ -169,7 +169,7 @@ def test_veto_touches_neither_weights_nor_moments():
     moments = [optimizer.state[p]["exp_avg"].clone() for p in model.parameters()]
     for p in model.parameters():
         p.grad = torch.full_like(p, math.nan)
-    optimizer.veto = True
+    optimizer.skip_step = True
     optimizer.step()
     for p, weight, moment in zip(model.parameters(), before, moments, strict=True):
         assert torch.equal(p, weight)

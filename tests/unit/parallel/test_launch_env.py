@@ -7,7 +7,7 @@ import pytest
 
 from leviathan.errors import ConfigError
 from leviathan.parallel.launch_env import LaunchEnv, read_launch_env
-from leviathan.parallel.launchers import launcher_processes
+from leviathan.parallel.launcher_processes import launcher_processes
 from leviathan.parallel.mesh import init_mesh
 
 
@@ -82,7 +82,7 @@ def test_an_unreachable_world_is_one_message(monkeypatch):
 # A launcher that starts a launcher that starts a rank; the outermost one is killed.
 FAMILY = """
 import os, sys, time
-from leviathan.parallel.launchers import launcher_processes
+from leviathan.parallel.launcher_processes import launcher_processes
 outer = os.getpid()
 if os.fork() == 0:
     if os.fork() == 0:

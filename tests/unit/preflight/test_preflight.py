@@ -17,21 +17,21 @@ from leviathan.config.schema import RunConfig
 from leviathan.errors import ConfigError, DataError
 from leviathan.launch.commands import Request
 from leviathan.launch.hosts import Host
-from leviathan.model.scale import Hardware
+from leviathan.model.cost_model import Hardware
 from leviathan.parallel.ports import free_port
-from leviathan.preflight import machine
-from leviathan.preflight.check import Asked, find_target
-from leviathan.preflight.data import check_data
-from leviathan.preflight.report import Report, duration, size, table
-from leviathan.preflight.run import (
+from leviathan.preflight import node_checks
+from leviathan.preflight.check import CheckOptions, find_target
+from leviathan.preflight.data_checks import check_data
+from leviathan.preflight.report import Report, table
+from leviathan.preflight.run_checks import (
     Target,
     check_checkpoints,
     check_cost,
-    check_folder,
     check_memory,
     check_ranks,
+    check_run_dir,
 )
-from leviathan.train.run_dir import occupied
+from leviathan.train.run_dir import lock_run_dir
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 
@@ -47,26 +47,17 @@ def only(report):
 
 def test_the_worst_row_is_the_verdict_and_an_error_is_a_red_row():
     report = Report()
-    assert report.verdict == "green"
-    report.say("one", "amber", "look [here]")
-    assert report.verdict == "amber"
-    with report.about("two"):
-        raise DataError("data.broken", "mend it")
-    report.say("three", "green", "well")
-    assert report.verdict == "red"
+    assert report.level == "ok"
+    report.add("one", "warning", "look [here]")
+    assert report.level == "warning"
+    with report.catching("two"):
+        raise DataError("data.broken", "fix it")
+    report.add("three", "ok", "well")
+    assert report.level == "error"
     shown = table(report.as_dict())
     assert "look [here]" in shown  # not read as markup
-    assert "mend it" in shown
-    assert shown.endswith("1 green, 1 amber, 1 red. Not ready: mend the red rows first.")
-
-
-def test_sizes_and_times_as_people_read_them():
-    assert [size(n) for n in (1500, 2e6, 3.21e9, 4e12)] == [
-        "1.5 kB", "2.00 MB", "3.21 GB", "4.00 TB"
-    ]  # fmt: skip
-    assert [duration(s) for s in (3, 90, 5400, 86400)] == [
-        "3.0 s", "1.5 minutes", "1.5 hours", "1.0 days"
-    ]  # fmt: skip
+    assert "fix it" in shown
+    assert shown.endswith("Failed with 1 error and 1 warning.")
 
 
 @pytest.mark.parametrize(
@@ -90,24 +81,24 @@ def test_which_checkpoints_stay(
     assert (plan.saves, list(plan.kept)) == (saves, stay)
 
 
-def test_uneven_ranks_are_amber_and_impossible_ones_red():
+def test_uneven_ranks_are_a_warning_and_impossible_ones_an_error():
     report = Report()
     check_ranks(report, run(), 8)
-    assert only(report)[0] == "green"
+    assert only(report)[0] == "ok"
     report = Report()
     check_ranks(report, run("train.global_batch_size=9", "train.micro_batch_size=2"), 8)
     verdict, why = only(report)
-    assert verdict == "amber"
+    assert verdict == "warning"
     assert "44% of the work is filling" in why  # 16 rows are computed for 9
     with pytest.raises(ConfigError, match="does not divide the 7 ranks"):
-        check_ranks(Report(), run("parallel.tp=2", "model.embedding.tp=ids"), 7)
+        check_ranks(Report(), run("parallel.tp=2", "model.embedding.tp_mode=ids"), 7)
 
 
 def test_time_is_flops_over_the_stated_share_of_the_peak():
     plan, report = RunPlan(run(), 8), Report()
     hardware = Hardware(flops=1e15, mfu=0.5)
     check_cost(report, plan, Target("made up", "cuda", hardware, assumed=False))
-    assert only(report)[0] == "green"
+    assert only(report)[0] == "ok"
     tokens = 32_000 * 512 * 512
     assert report.figures["tokens"] == tokens
     flops = tokens * 2_533_668_864
@@ -116,7 +107,7 @@ def test_time_is_flops_over_the_stated_share_of_the_peak():
     assert report.figures["device_hours"] == pytest.approx(hours)
 
 
-@pytest.mark.parametrize(("room", "verdict"), [(20e9, "green"), (12e9, "amber"), (9e9, "red")])
+@pytest.mark.parametrize(("room", "verdict"), [(20e9, "ok"), (12e9, "warning"), (9e9, "error")])
 def test_memory_is_held_against_the_device(room, verdict):
     report = Report()
     target = Target("made up", "cuda", Hardware(memory_bytes=room), assumed=False)
@@ -125,7 +116,7 @@ def test_memory_is_held_against_the_device(room, verdict):
     held = report.figures["memory"]
     parts = {k: v for k, v in held.items() if k not in ("total", "moment", "device_bytes")}
     assert sum(parts.values()) == held["total"]
-    assert ("engine.activation_checkpointing=true" in only(report)[1]) == (verdict == "red")
+    assert ("engine.activation_checkpointing=true" in only(report)[1]) == (verdict == "error")
 
 
 def test_checkpoints_are_held_against_the_disk(tiny_dataset, tmp_path):
@@ -138,7 +129,7 @@ def test_checkpoints_are_held_against_the_disk(tiny_dataset, tmp_path):
     many = [f"checkpoint.keep_last={free // each + 2}", "checkpoint.every=1"]
     report = Report()
     check_checkpoints(report, run(*options, *many))
-    assert only(report)[0] == "red"
+    assert only(report)[0] == "error"
     assert str(tmp_path) in only(report)[1]
     assert list(tmp_path.iterdir()) == []
 
@@ -146,10 +137,13 @@ def test_checkpoints_are_held_against_the_disk(tiny_dataset, tmp_path):
 def test_a_folder_where_a_run_is_at_work_is_refused(tmp_path):
     config = run(f"run_dir={tmp_path / 'run'}")
     report = Report()
-    check_folder(report, config, None)
-    assert only(report)[0] == "green"
-    with occupied(config.run_dir, Alone()), pytest.raises(ConfigError, match="is training there"):
-        check_folder(Report(), config, None)
+    check_run_dir(report, config, None)
+    assert only(report)[0] == "ok"
+    with (
+        lock_run_dir(config.run_dir, Alone()),
+        pytest.raises(ConfigError, match="is training there"),
+    ):
+        check_run_dir(Report(), config, None)
 
 
 class Alone:
@@ -161,22 +155,22 @@ class Alone:
 
 def test_devices_by_name_and_by_figures():
     request = Request(("run.yaml",), "deepspeed", ranks=2)
-    assert find_target(Asked(request, 2, "h200")).hardware.memory_bytes == 141e9
-    own = find_target(Asked(request, 2, "a100", memory_gb=40, peak_tflops=100)).hardware
+    assert find_target(CheckOptions(request, 2, "h200")).hardware.memory_bytes == 141e9
+    own = find_target(CheckOptions(request, 2, "a100", memory_gb=40, peak_tflops=100)).hardware
     assert (own.memory_bytes, own.flops) == (40e9, 100e12)
     with pytest.raises(ConfigError, match=r"--device h1: not known.*h100"):
-        find_target(Asked(request, 2, "h1"))
+        find_target(CheckOptions(request, 2, "h1"))
 
 
 def test_a_port_that_is_taken_names_its_holder():
     report, port = Report(), free_port()
-    machine.check_port(report, port, ())
-    assert only(report) == ("green", f"{port} is free")
+    node_checks.check_port(report, port, ())
+    assert only(report) == ("ok", f"{port} is free")
     with socket.create_server(("", port)):
         report = Report()
-        machine.check_port(report, port, ())
+        node_checks.check_port(report, port, ())
     verdict, why = only(report)
-    assert verdict == "red"
+    assert verdict == "error"
     assert "choose another --port" in why
 
 
@@ -186,30 +180,30 @@ def test_shared_memory_that_nobody_uses_is_stale(tmp_path):
         path.write_bytes(bytes(4096))
     with used.open("r+b") as file, mmap.mmap(file.fileno(), 4096):
         report = Report()
-        machine.check_shared_memory(report, tmp_path)
+        node_checks.check_shared_memory(report, tmp_path)
     assert report.figures["stale_shared_memory"] == {"files": 2, "bytes": 8192}
     verdict, why = only(report)
-    assert verdict == "amber"
+    assert verdict == "warning"
     assert "000000_locals, nccl-Ab3" in why
 
 
 def test_a_host_that_does_not_answer_is_named():
     report = Report()
-    machine.check_hosts(report, [Host("localhost", 1), Host("no-such-host.invalid", 8)])
+    node_checks.check_hosts(report, [Host("localhost", 1), Host("no-such-host.invalid", 8)])
     verdict, why = only(report)
-    assert verdict == "red"
+    assert verdict == "error"
     assert why.startswith("no-such-host.invalid: ")
     report = Report()
-    machine.check_hosts(report, [Host("localhost", 1)])
-    assert only(report)[0] == "green"
+    node_checks.check_hosts(report, [Host("localhost", 1)])
+    assert only(report)[0] == "ok"
 
 
 @pytest.mark.parametrize(
     ("hashes", "damaged", "verdict", "why"),
     [
-        (["sha1"], False, "green", "every byte as it was written"),
-        (["sha1"], True, "red", "its sha1 differs from index.json"),
-        (None, False, "amber", "1 shards have no hash in index.json"),
+        (["sha1"], False, "ok", "all hashes match"),
+        (["sha1"], True, "error", "its sha1 differs from index.json"),
+        (None, False, "warning", "1 shards have no hash in index.json"),
     ],
 )
 def test_shards_of_another_converter_are_hashed_on_request(
@@ -227,6 +221,6 @@ def test_shards_of_another_converter_are_hashed_on_request(
     changes = [f"data={{path: {tmp_path / 'set'}, format: {form}}}", "model.seq_len=16"]
     report = Report()
     check_data(report, run(*changes), thorough=True)
-    row = next(row for row in report.rows if row.what == "dataset")
-    assert row.verdict == verdict
-    assert why in row.why
+    row = next(row for row in report.findings if row.subject == "dataset")
+    assert row.level == verdict
+    assert why in row.message

@@ -10,7 +10,7 @@ import torch
 from leviathan.config.plan import RunPlan
 from leviathan.errors import ConfigError, DataError
 from leviathan.evaluate.harness import run_tasks
-from leviathan.evaluate.in_loop import undisturbed
+from leviathan.evaluate.in_loop import preserved_rng_state
 from leviathan.evaluate.perplexity import perplexity
 
 TOLERANCE = 1e-6  # nats a token: other batches, so other sums
@@ -94,6 +94,6 @@ def test_what_draws_inside_is_not_seen_outside():
     random.setstate(state[0])
     np.random.set_state(state[1])
     torch.set_rng_state(state[2])
-    with undisturbed():
+    with preserved_rng_state():
         assert draws() == expected
     assert draws() == expected

@@ -7,8 +7,8 @@ import pytest
 from leviathan.engine.base import StepStats
 from leviathan.errors import LeviathanError
 from leviathan.train.cpu_load import CpuLoad, CpuTimes
-from leviathan.train.log_file import rewind
 from leviathan.train.metrics import Metrics
+from leviathan.train.metrics_log import rewind
 
 
 def metrics(path, step=0, tokens=0):

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from leviathan.errors import ConfigError
-from leviathan.train.profiling import ProfileWish, parse_wish
+from leviathan.train.profiling import ProfileConfig, parse_profile
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ from leviathan.train.profiling import ProfileWish, parse_wish
 def test_steps_are_profiled_and_training_is_as_without(run_config, trained, capfd, engine):
     plain = trained(run_config("plain", engine=engine))
     config = run_config("profiled", engine=engine)
-    log = trained(config, profile=ProfileWish(3, 4, memory=True))
+    log = trained(config, profile=ProfileConfig(3, 4, memory=True))
     assert [line.get("loss") for line in log] == [line.get("loss") for line in plain]
 
     # Both steps of the line at step 4 were profiled: it has no speed, and no shares of their time.
@@ -67,16 +67,16 @@ def test_steps_are_profiled_and_training_is_as_without(run_config, trained, capf
 
 def test_a_run_that_ends_early_leaves_what_there_is(run_config, trained):
     config = run_config(steps=8)
-    trained(config, profile=ProfileWish(8, 20))
+    trained(config, profile=ProfileConfig(8, 20))
     assert (config.run_dir / "profile/steps-8-20/operators.csv").exists()
 
 
 def test_what_can_be_asked_for():
-    assert parse_wish(None, False, 10) is None
-    assert parse_wish("steps=3", False, 10) == ProfileWish(3, 3)
-    assert parse_wish("steps=3-5", True, 10) == ProfileWish(3, 5, True)
+    assert parse_profile(None, False, 10) is None
+    assert parse_profile("steps=3", False, 10) == ProfileConfig(3, 3)
+    assert parse_profile("steps=3-5", True, 10) == ProfileConfig(3, 5, True)
     for text in ("3-5", "steps=a", "steps=5-3", "steps=0-1", "steps=3-11"):
         with pytest.raises(ConfigError, match=f"--profile {text}: expected"):
-            parse_wish(text, False, 10)
+            parse_profile(text, False, 10)
     with pytest.raises(ConfigError, match="--memory-snapshot covers the steps of --profile"):
-        parse_wish(None, True, 10)
+        parse_profile(None, True, 10)

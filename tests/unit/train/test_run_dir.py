@@ -5,16 +5,16 @@ import shutil
 
 import pytest
 
-from leviathan.checkpoint.boxes import save_slices
-from leviathan.checkpoint.handle import SaveHandle
-from leviathan.checkpoint.load import weight_slices
+from leviathan.checkpoint.dcp import save_shards
+from leviathan.checkpoint.load import weight_shards
 from leviathan.checkpoint.save import save_checkpoint
+from leviathan.checkpoint.save_future import SaveFuture
 from leviathan.config.schema import RunConfig
 from leviathan.data.format import DatasetInfo
 from leviathan.errors import CheckpointError, ConfigError, LeviathanError
 from leviathan.model.init import init_weights
 from leviathan.model.transformer import CausalLM
-from leviathan.train.run_dir import Start, describe, find_start, occupied
+from leviathan.train.run_dir import ResumePoint, describe_run, find_resume_point, lock_run_dir
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def begun(make, mesh, tiny_dataset):
         init_weights(model, config.model, config.seed)
 
         def tensors(folder):
-            return SaveHandle(lambda: save_slices(weight_slices(model), folder), False)
+            return SaveFuture(lambda: save_shards(weight_shards(model), folder), False)
 
         save_checkpoint(config, mesh, state, tensors).wait()
         return info
@@ -56,7 +56,7 @@ def begun(make, mesh, tiny_dataset):
 
 
 def test_a_new_folder_starts_at_step_zero(make, mesh, tiny_dataset):
-    assert find_start(make(), DatasetInfo.load(tiny_dataset), mesh) == Start()
+    assert find_resume_point(make(), DatasetInfo.load(tiny_dataset), mesh) == ResumePoint()
 
 
 def test_going_on_with_other_batches_in_memory_and_other_intervals(make, mesh, begun):
@@ -66,7 +66,7 @@ def test_going_on_with_other_batches_in_memory_and_other_intervals(make, mesh, b
         engine={"kind": "deepspeed", "zero_stage": 2},
         checkpoint={"every": 2, "keep_last": 9},
     )
-    start = find_start(changed, info, mesh)
+    start = find_resume_point(changed, info, mesh)
     assert (start.step, start.tokens, start.skipped) == (3, 300, 1)
     assert start.checkpoint is not None
     assert start.checkpoint.name == "step-00000003"
@@ -74,11 +74,11 @@ def test_going_on_with_other_batches_in_memory_and_other_intervals(make, mesh, b
 
 def test_going_on_with_another_way_of_tensor_parallelism(make, mesh, begun):
     def lev(tp, mode):
-        model = {"padded_vocab_size": 608, "embedding": {"kind": "leviathan", "tp": mode}}
+        model = {"padded_vocab_size": 608, "embedding": {"kind": "leviathan", "tp_mode": mode}}
         return make(model=model, parallel={"tp": tp})
 
     info = begun(lev(2, "heads"))
-    assert find_start(lev(1, "ids"), info, mesh).step == 3
+    assert find_resume_point(lev(1, "ids"), info, mesh).step == 3
 
 
 @pytest.mark.parametrize(
@@ -95,43 +95,43 @@ def test_going_on_with_another_way_of_tensor_parallelism(make, mesh, begun):
 def test_another_run_is_refused_and_every_difference_named(make, mesh, begun, change, named):
     info = begun(make())
     with pytest.raises(ConfigError) as error:
-        find_start(make(**change), info, mesh)
+        find_resume_point(make(**change), info, mesh)
     assert named in str(error.value)
 
 
 def test_a_constant_schedule_may_go_on_for_longer(make, mesh, begun):
     info = begun(make(optim={"schedule": "constant"}))
     longer = make(optim={"schedule": "constant"}, train={"steps": 20})
-    assert find_start(longer, info, mesh).step == 3
+    assert find_resume_point(longer, info, mesh).step == 3
 
 
 def test_another_data_set_is_refused(make, mesh, begun):
     info = begun(make())
     other = info.model_copy(update={"fingerprint": "0" * 64})
     with pytest.raises(CheckpointError, match=r"another dataset .*choose another run_dir"):
-        find_start(make(), other, mesh)
+        find_resume_point(make(), other, mesh)
 
 
 def test_only_one_process_group_works_in_a_folder(make, mesh, tiny_dataset):
     run_dir, info = make().run_dir, DatasetInfo.load(tiny_dataset)
     with (
-        occupied(run_dir, mesh),
+        lock_run_dir(run_dir, mesh),
         pytest.raises(ConfigError, match="another process is training there"),
-        occupied(run_dir, mesh),
+        lock_run_dir(run_dir, mesh),
     ):
         pass
-    with occupied(run_dir, mesh):
-        describe(make(), info, mesh, Start())
+    with lock_run_dir(run_dir, mesh):
+        describe_run(make(), info, mesh, ResumePoint())
     assert json.loads((run_dir / "run.json").read_text())["world_size"] == 1
 
 
 def test_the_lock_goes_with_its_owner(make, mesh):
     run_dir = make().run_dir
-    with pytest.raises(ValueError, match="refused"), occupied(run_dir, mesh):
+    with pytest.raises(ValueError, match="refused"), lock_run_dir(run_dir, mesh):
         raise ValueError("refused")
     assert not run_dir.exists()
     run_dir.mkdir()
-    with occupied(run_dir, mesh):
+    with lock_run_dir(run_dir, mesh):
         assert [path.name for path in run_dir.iterdir()] == [".lock"]
     assert list(run_dir.iterdir()) == []
 
@@ -141,16 +141,16 @@ def test_what_another_run_logged_is_not_overwritten(make, mesh, tiny_dataset, ca
     config, info = make(), DatasetInfo.load(tiny_dataset)
     half = config.run_dir / "checkpoints/step-00000003"
     half.mkdir(parents=True)
-    describe(config, info, mesh, Start())
-    assert find_start(make(seed=2, run_dir=str(config.run_dir)), info, mesh) == Start()
+    describe_run(config, info, mesh, ResumePoint())
+    assert find_resume_point(make(seed=2, run_dir=str(config.run_dir)), info, mesh) == ResumePoint()
     (config.run_dir / "checkpoints/damaged-step-00000003").rename(half)
     (config.run_dir / "metrics.jsonl").write_text('{"step": 1}\n')
     with pytest.raises(
         ConfigError, match=r"config\.yaml\):\n  seed: 1234 in the run so far, 2 now"
     ):
-        find_start(make(seed=2), info, mesh)
+        find_resume_point(make(seed=2), info, mesh)
     assert half.exists()
-    assert find_start(config, info, mesh) == Start()
+    assert find_resume_point(config, info, mesh) == ResumePoint()
     assert not half.exists()
     assert "set aside as damaged-step-00000003" in capfd.readouterr().err
 
@@ -161,7 +161,7 @@ def test_a_damaged_newest_checkpoint_is_set_aside(make, mesh, begun):
     later = config.run_dir / "checkpoints/step-00000004"
     shutil.copytree(config.run_dir / "checkpoints/step-00000003", later)
     (later / "state.json").write_text("{}")
-    assert find_start(config, info, mesh).step == 3
+    assert find_resume_point(config, info, mesh).step == 3
     names = sorted(path.name for path in later.parent.iterdir())
     assert names == ["damaged-step-00000004", "step-00000003"]
 
@@ -170,4 +170,4 @@ def test_a_run_folder_that_takes_no_files_is_one_message(make, mesh, tiny_datase
     config, info = make(), DatasetInfo.load(tiny_dataset)
     (config.run_dir / "config.yaml").mkdir(parents=True)
     with pytest.raises(LeviathanError, match=r"run: cannot be written \("):
-        describe(config, info, mesh, Start())
+        describe_run(config, info, mesh, ResumePoint())

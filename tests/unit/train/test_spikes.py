@@ -3,9 +3,9 @@ import math
 import random
 
 from leviathan.engine.base import StepStats
-from leviathan.train.log_file import logged_losses
 from leviathan.train.metrics import Metrics
-from leviathan.train.spikes import ENOUGH, WINDOW, spike_threshold
+from leviathan.train.metrics_log import logged_losses
+from leviathan.train.spikes import MIN_LOSSES, WINDOW, spike_threshold
 
 
 def falling(steps, noise=0.05, seed=1):
@@ -15,7 +15,7 @@ def falling(steps, noise=0.05, seed=1):
 
 def test_a_falling_noisy_loss_has_no_spikes_and_a_jump_is_one():
     losses = falling(2000)
-    for step in range(ENOUGH, len(losses)):
+    for step in range(MIN_LOSSES, len(losses)):
         assert losses[step] <= spike_threshold(losses[:step], 6), step
     assert losses[-1] + 1 > spike_threshold(losses, 6)
 
@@ -30,7 +30,7 @@ def test_by_hand():
 
 
 def test_nothing_is_said_too_soon_or_when_off():
-    assert spike_threshold([1.0] * (ENOUGH - 1), 6) == math.inf
+    assert spike_threshold([1.0] * (MIN_LOSSES - 1), 6) == math.inf
     assert spike_threshold([1.0] * 50, 0) == math.inf
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from leviathan.errors import ConfigError
 from leviathan.train import tracker
-from leviathan.train.tracker import check_packages, public
+from leviathan.train.tracker import check_packages, public_config
 
 pytest.importorskip("wandb")
 pytest.importorskip("tensorboard")
@@ -72,7 +72,7 @@ def rewound(run_config, trained, monkeypatch):
             steps=steps,
             train={"log_every": 1, "eval_every": 4},
             optim={"schedule": "constant"},
-            checkpoint={"every": 5, "background": False},
+            checkpoint={"every": 5, "async_save": False},
             tracking={"wandb": {"project": "tests", "tags": ["small"]}, "tensorboard": True},
         )
 
@@ -216,5 +216,5 @@ def test_plots_of_the_report_are_attached(run_config, trained, monkeypatch, tmp_
 def test_credentials_in_a_url_stay_here(run_config):
     config = run_config("run")
     data = config.data.model_copy(update={"remote": "s3://key:secret@store/a"})
-    shown = public(config.model_copy(update={"data": data}))
+    shown = public_config(config.model_copy(update={"data": data}))
     assert shown["data"]["remote"] == "s3://***@store/a"

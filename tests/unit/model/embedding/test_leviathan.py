@@ -26,7 +26,7 @@ def test_embedding_init_std_null_leaves_the_published_values(make_model):
 def test_init_of_the_papers_shape():
     """E has std about 0.23 and a mean cosine of 0.62 between tokens, as LEV is published."""
     from leviathan.config.schema import ModelConfig
-    from leviathan.model.init import draw
+    from leviathan.model.init import draw_values
 
     config = ModelConfig.model_validate(
         {"d_model": 64, "n_layers": 1, "n_heads": 2, "vocab_size": 200_376}
@@ -34,10 +34,10 @@ def test_init_of_the_papers_shape():
     )
     lev = build_embedding(config)
     with torch.no_grad():
-        for name, how in lev.initial(config).items():
+        for name, how in lev.init_spec(config).items():
             parameter = lev.get_parameter(name)
-            parameter.copy_(draw(name, parameter.shape, how, seed=1))
-        rows = lev.rows(torch.arange(0, 200_376, 2003))
+            parameter.copy_(draw_values(name, parameter.shape, how, seed=1))
+        rows = lev.vectors(torch.arange(0, 200_376, 2003))
     unit = torch.nn.functional.normalize(rows, dim=-1)
     cosine = (unit @ unit.T).fill_diagonal_(0).sum() / (len(rows) * (len(rows) - 1))
     assert float(rows.std()) == pytest.approx(0.23, abs=0.03)

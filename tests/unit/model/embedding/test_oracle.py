@@ -77,11 +77,11 @@ CASES += [
 CASES += [(kind, at_position(x), OUTSIDE) for kind in SPLINES for x in POSITIONS]
 
 
-def name_of(value):
+def figure_name(value):
     return value if isinstance(value, str) else getattr(value, "__name__", str(value))
 
 
-@pytest.mark.parametrize(("kind", "prepare", "lev"), CASES, ids=name_of)
+@pytest.mark.parametrize(("kind", "prepare", "lev"), CASES, ids=figure_name)
 def test_values_and_all_gradients(make_model, kind, prepare, lev):
     embedding = make_model(kind, lev=lev if kind in SPLINES else None).model.embed_tokens
     with torch.no_grad():

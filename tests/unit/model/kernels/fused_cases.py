@@ -58,7 +58,7 @@ def random_case(n: int, h: int, d: int, knots: int, r: int) -> dict:
 
 
 def wide_range() -> dict:
-    """64 factors of 100 and 64 of 1/100: fp32 has no room for 1e128 on the way to 1."""
+    """64 factors of 100 and 64 of 1/100: fp32 has no room for 1e128 along the way to 1."""
     factors = torch.cat([torch.full((64,), 100.0), torch.full((64,), 0.01)])
     delta = (factors - 1).view(1, 128, 1, 1).expand(1, 128, 5, 3).contiguous()
     path = FusedModes(delta, 4, gradient=True)

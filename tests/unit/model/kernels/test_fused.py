@@ -65,22 +65,22 @@ def test_compiles_for_hopper_within_its_shared_memory(kernel):
 def test_what_the_kernels_cannot_take_is_said():
     from leviathan.model.kernels import fused
 
-    assert fused.unfit(torch.empty(8, 128, 16, 64)) is None
-    assert "float64" in str(fused.unfit(torch.empty(1, 1, 4, 4, dtype=torch.float64)))
-    assert "rank 500" in str(fused.unfit(torch.empty(1, 1, 4, 500)))
-    assert "99 knots" in str(fused.unfit(torch.empty(1, 1, 99, 4)))
+    assert fused.unsupported_reason(torch.empty(8, 128, 16, 64)) is None
+    assert "float64" in str(fused.unsupported_reason(torch.empty(1, 1, 4, 4, dtype=torch.float64)))
+    assert "rank 500" in str(fused.unsupported_reason(torch.empty(1, 1, 4, 500)))
+    assert "99 knots" in str(fused.unsupported_reason(torch.empty(1, 1, 99, 4)))
 
 
 def test_cpu_takes_the_portable_path_in_silence(caplog):
     with caplog.at_level(logging.WARNING):
-        assert isinstance(select.modes_path(torch.ones(1, 1, 4, 4), 3, False), BlockedModes)
+        assert isinstance(select.lev_backend(torch.ones(1, 1, 4, 4), 3, False), BlockedModes)
     assert not caplog.records
 
 
 def test_a_fall_back_is_logged_once(caplog):
     with caplog.at_level(logging.WARNING):
-        select._say_once("for this test")
-        select._say_once("for this test")
+        select._warn_once("for this test")
+        select._warn_once("for this test")
     assert [r.getMessage() for r in caplog.records] == [
         "LEV's fused kernel is not used: for this test"
     ]

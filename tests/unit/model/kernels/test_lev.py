@@ -8,8 +8,8 @@ from lev_cases import SHAPES, parameters
 from torch.utils.checkpoint import checkpoint
 
 from leviathan.model.kernels import blocked
-from leviathan.model.kernels.lev import Parameters, digits_of, lev_rows
-from leviathan.model.kernels.reference import reference_rows
+from leviathan.model.kernels.lev import Parameters, digits_of, lev_vectors
+from leviathan.model.kernels.reference import reference_vectors
 from leviathan.model.kernels.workers import in_parallel
 
 FP32_TOLERANCE = 1e-4  # of the largest entry; sums of a few hundred terms, each of 128 factors
@@ -38,7 +38,7 @@ def assert_near(ours, theirs, tolerance):
 @pytest.mark.parametrize("zeros", [False, True])
 def test_values_and_gradients_are_the_references(shape, inside, zeros):
     p = parameters(shape, zeros=zeros)
-    ours, theirs = lev_rows(IDS, p, inside), reference_rows(IDS, p, inside)
+    ours, theirs = lev_vectors(IDS, p, inside), reference_vectors(IDS, p, inside)
     assert_near([ours, *gradients(ours, p)], [theirs, *gradients(theirs, p)], 1e-11)
 
 
@@ -46,7 +46,7 @@ def test_values_and_gradients_are_the_references(shape, inside, zeros):
 def test_fp32_is_near_float64(shape):
     p = parameters(shape)
     low = Parameters(*(x.detach().float().requires_grad_() for x in p))
-    ours, theirs = lev_rows(IDS, low), reference_rows(IDS, p)
+    ours, theirs = lev_vectors(IDS, low), reference_vectors(IDS, p)
     assert ours.dtype == torch.float32
     assert_near([ours, *gradients(ours, low)], [theirs, *gradients(theirs, p)], FP32_TOLERANCE)
 
@@ -54,7 +54,7 @@ def test_fp32_is_near_float64(shape):
 def test_bf16_parameters_accumulate_in_fp32():
     p = Parameters(*(x.detach().bfloat16().requires_grad_() for x in parameters("long product")))
     exact = Parameters(*(x.detach().double().requires_grad_() for x in p))
-    ours, theirs = lev_rows(IDS, p), reference_rows(IDS, exact)
+    ours, theirs = lev_vectors(IDS, p), reference_vectors(IDS, exact)
     assert ours.dtype == torch.bfloat16
     rounding = 2.0**-8  # of bf16, once: at the end
     assert_near([ours, *gradients(ours, p)], [theirs, *gradients(theirs, exact)], rounding)
@@ -62,7 +62,9 @@ def test_bf16_parameters_accumulate_in_fp32():
 
 def test_gradcheck():
     p = tuple(parameters("even"))
-    assert torch.autograd.gradcheck(lambda *p: lev_rows(IDS[:4], Parameters(*p)), p, fast_mode=True)
+    assert torch.autograd.gradcheck(
+        lambda *p: lev_vectors(IDS[:4], Parameters(*p)), p, fast_mode=True
+    )
 
 
 def test_zero_factor_has_the_gradient_of_the_others_product():
@@ -70,8 +72,8 @@ def test_zero_factor_has_the_gradient_of_the_others_product():
     p = parameters("even", zeros=False)
     with torch.no_grad():
         p.spline_delta[0, 3] = -1  # makes factor 3 of head 0 zero for every id
-    theirs = torch.autograd.grad(reference_rows(IDS, p).sum(), p.spline_delta)[0]
-    ours = torch.autograd.grad(lev_rows(IDS, p).sum(), p.spline_delta)[0]
+    theirs = torch.autograd.grad(reference_vectors(IDS, p).sum(), p.spline_delta)[0]
+    ours = torch.autograd.grad(lev_vectors(IDS, p).sum(), p.spline_delta)[0]
     assert bool(ours[0, 3].abs().max() > 1e-3)
     assert not ours[0, :3].any()
     torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-13)
@@ -85,15 +87,15 @@ def test_blocks_and_workers_change_nothing(monkeypatch, elements, threads):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        ours = lev_rows(ids, p)
+        ours = lev_vectors(ids, p)
         ours = [ours, *gradients(ours, p)]
-        again = lev_rows(ids, p)
+        again = lev_vectors(ids, p)
         again = [again, *gradients(again, p)]
         assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
     assert all(a.equal(b) for a, b in zip(ours, again, strict=True))
-    theirs = reference_rows(ids, p)
+    theirs = reference_vectors(ids, p)
     assert_near(ours, [theirs, *gradients(theirs, p)], 1e-11)
 
 
@@ -107,7 +109,7 @@ def test_an_error_in_a_worker_is_raised():
 
 def test_no_ids():
     p = parameters("even")
-    rows = lev_rows(IDS[:0], p)
+    rows = lev_vectors(IDS[:0], p)
     assert rows.shape == (0, 6)
     assert not any(grad.any() for grad in torch.autograd.grad(rows.sum(), p))
 
@@ -115,7 +117,7 @@ def test_no_ids():
 def test_keeps_nothing_but_ids_and_parameters():
     p, kept = parameters("long product"), []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        lev_rows(IDS, p)
+        lev_vectors(IDS, p)
     allowed = {x.data_ptr() for x in (IDS, *p)}
     assert kept
     assert {t.data_ptr() for t in kept} <= allowed
@@ -123,16 +125,16 @@ def test_keeps_nothing_but_ids_and_parameters():
 
 def test_under_compile_without_a_graph_break():
     p = parameters("even")
-    torch.library.opcheck(torch.ops.leviathan.lev_rows, (IDS, *p, False))
-    compiled = torch.compile(lev_rows, backend="aot_eager", fullgraph=True)
-    ours, theirs = compiled(IDS, p), lev_rows(IDS, p)
+    torch.library.opcheck(torch.ops.leviathan.lev_vectors, (IDS, *p, False))
+    compiled = torch.compile(lev_vectors, backend="aot_eager", fullgraph=True)
+    ours, theirs = compiled(IDS, p), lev_vectors(IDS, p)
     assert_near([ours, *gradients(ours, p)], [theirs, *gradients(theirs, p)], 1e-14)
 
 
 def test_under_activation_checkpointing():
     p = parameters("even")
-    ours = checkpoint(lev_rows, IDS, p, use_reentrant=False)
-    theirs = lev_rows(IDS, p)
+    ours = checkpoint(lev_vectors, IDS, p, use_reentrant=False)
+    theirs = lev_vectors(IDS, p)
     assert_near([ours, *gradients(ours, p)], [theirs, *gradients(theirs, p)], 1e-14)
 
 
@@ -159,7 +161,7 @@ def test_what_is_not_finite_reaches_the_rows_and_gradients(name, value):
     p = parameters("long product", torch.float32)
     with torch.no_grad():
         getattr(p, name).view(-1)[0] = value
-    rows = lev_rows(torch.arange(100), p)
+    rows = lev_vectors(torch.arange(100), p)
     assert not bool(rows.isfinite().all())
     gradients = torch.autograd.grad(rows.sum(), list(p))
     assert not all(bool(gradient.isfinite().all()) for gradient in gradients)

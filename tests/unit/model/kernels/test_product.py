@@ -19,7 +19,7 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> Tensor:
-        return ctx.tree.spread(grad).clone()
+        return ctx.tree.backward(grad).clone()
 
 
 tree_product = _Product.apply
@@ -54,7 +54,7 @@ def test_gradient_with_zero_factors(zeros):
 
 @pytest.mark.parametrize("order", ["as they are", "reversed", "shuffled"])
 def test_finite_where_the_product_is(order):
-    """64 factors of 100 and 64 of 1/100: fp32 has no room for 1e128 on the way to 1."""
+    """64 factors of 100 and 64 of 1/100: fp32 has no room for 1e128 along the way to 1."""
     factors = torch.cat([torch.full((64, 1, 1), 100.0), torch.full((64, 1, 1), 0.01)])
     shuffled = torch.randperm(128, generator=torch.Generator().manual_seed(3))
     factors = {"reversed": factors.flip(0), "shuffled": factors[shuffled]}.get(order, factors)
@@ -124,7 +124,7 @@ def test_what_is_not_finite_reaches_its_own_product_alone(value, count):
     tree = ProductTree(tuple(factors.shape), factors, gradient=True)
     product = tree.multiply(factors.clone(), float(factors.abs().max()))
     torch.testing.assert_close(product.double(), expected, rtol=1e-4, atol=0, equal_nan=True)
-    grad = tree.spread(torch.ones(3, 2))
+    grad = tree.backward(torch.ones(3, 2))
     assert bool(grad[:, 1:].isfinite().all())
     assert bool(grad[:, 0, 1].isfinite().all())
 
@@ -140,5 +140,7 @@ def test_buffers_serve_again():
         grads = torch.autograd.grad(product.sum(), expected)[0]
         ours = tree.multiply(factors, float(factors.max()))
         torch.testing.assert_close(ours, product.float(), rtol=1e-5, atol=0)
-        torch.testing.assert_close(tree.spread(torch.ones(2, 3)), grads.float(), rtol=1e-5, atol=0)
+        torch.testing.assert_close(
+            tree.backward(torch.ones(2, 3)), grads.float(), rtol=1e-5, atol=0
+        )
     assert math.isfinite(float(tree.multiply(factors, 1e9).max()))

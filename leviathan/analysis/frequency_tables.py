@@ -1,0 +1,49 @@
+"""Loss by training frequency of arms: means over seeds, and paired differences to the baseline."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from leviathan.analysis.load_runs import RunRecord
+from leviathan.evaluate.frequency_buckets import SCALES, FrequencyBuckets, Scale, paired_difference
+
+
+def frequency_of(
+    by_arm: Mapping[str, Sequence[RunRecord]], paired: Collection[str]
+) -> dict[str, Any] | None:
+    """The arms that have been scored by frequency, and their differences to the first arm.
+
+    Args:
+        by_arm: runs by arm, the baseline first.
+        paired: arms that may be compared with the baseline.
+    """
+    present = {label: strata for label, own in by_arm.items() if (strata := _mean(own))}
+    if not present:
+        return None
+    result: dict[str, Any] = {
+        "runs": [
+            {"label": label} | {scale: strata.table(scale) for scale in SCALES}
+            for label, strata in present.items()
+        ],
+        "pairs": [],
+    }
+    baseline = next(iter(by_arm))
+    base = present.get(baseline)
+    for label, strata in present.items():
+        if label in paired and base is not None and strata.identity == base.identity:
+            difference = paired_difference(base, strata)
+            result["pairs"].append({"label": label, "base": baseline} | difference)
+    return result
+
+
+def _mean(entries: Sequence[RunRecord]) -> FrequencyBuckets | None:
+    """One arm's strata, each document's loss the mean over seeds; None unless all were scored."""
+    all_strata = [entry.run.strata for entry in entries]
+    known = [strata for strata in all_strata if strata is not None]
+    if len(known) < len(all_strata) or len({strata.identity for strata in known}) != 1:
+        return None
+    nats: dict[Scale, np.ndarray] = {
+        scale: np.mean([strata.nats[scale] for strata in known], axis=0) for scale in SCALES
+    }
+    return FrequencyBuckets(known[0].documents, nats, known[0].tokens, known[0].identity)

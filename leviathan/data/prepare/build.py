@@ -1,0 +1,183 @@
+"""Finished parts → the finished dataset: layouts, shards, counts, tokenizer, `dataset.json`."""
+
+import hashlib
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from leviathan.config.suggest import did_you_mean
+from leviathan.console import progress_bar
+from leviathan.data.format import (
+    COUNTS_FILE,
+    DATASET_FILE,
+    FORMAT_VERSION,
+    REJECTS_FILE,
+    DatasetInfo,
+    SourceInfo,
+    SplitInfo,
+    TokenizerInfo,
+    token_dtype,
+)
+from leviathan.data.mds import read_index
+from leviathan.data.prepare.pack import pack
+from leviathan.data.prepare.pool import Pool
+from leviathan.data.prepare.stream_index import Selection, StreamIndex, TokenizedFile, index_stream
+from leviathan.data.prepare.tokenize import TRAIN, VAL
+from leviathan.data.prepare.workdir import WorkDir
+from leviathan.data.tokenizer import Tokenizer
+from leviathan.errors import DataError
+from leviathan.files import write_atomic
+
+
+@dataclass(frozen=True)
+class DatasetSpec:
+    """What a dataset is made of, and what is to be said of it.
+
+    Attributes:
+        subsets: names; their places are the numbers that `Part.subset_of` gives.
+        made_of: JSON that changes whenever other shards would come out.
+        choices: what goes into each split.
+        rejects: the content of `rejects.jsonl`, if there is any.
+    """
+
+    tokenizer: Tokenizer
+    seq_len: int
+    subsets: list[str]
+    parts: Sequence[TokenizedFile]
+    made_of: Sequence[Any]
+    choices: Mapping[str, Selection]
+    sources: list[SourceInfo]
+    config: dict[str, Any]
+    duplicates: int = 0
+    rejects: bytes = field(default=b"", repr=False)
+
+
+class EmptyTrainingSplit(DataError):
+    """Every document is held out, or of a subset that is omitted."""
+
+
+def build_dataset(recipe: DatasetSpec, ledger: WorkDir, pool: Pool) -> DatasetInfo:
+    """Writes the dataset that `recipe` describes; `dataset.json` last.
+
+    Raises:
+        EmptyTrainingSplit: the training split would be empty.
+    """
+    out, tokenizer = ledger.out, recipe.tokenizer
+    layouts = _lay_out_all(recipe)
+    folders = ledger.packing(recipe.made_of)
+    splits: dict[str, SplitInfo] = {}
+    total = sum(layout.ids for layout in layouts.values())
+    with progress_bar("packing (tokens)", total=total) as bar:
+        for name, layout in layouts.items():
+            splits[name], counts = pack(
+                layout,
+                tokenizer,
+                recipe.subsets,
+                recipe.seq_len,
+                folders[name],
+                pool,
+                bar.advance,
+            )
+            if name == "train":
+                _save_counts(out / COUNTS_FILE, counts)
+    for name in layouts:
+        folders[name].rename(out / name)
+    if recipe.rejects:
+        write_atomic(out / REJECTS_FILE, recipe.rejects)
+    tokenizer.save(out)
+    info = DatasetInfo(
+        format_version=FORMAT_VERSION,
+        fingerprint=fingerprint(out, tokenizer.fingerprint, recipe.seq_len, recipe.subsets, splits),
+        vocab_size=tokenizer.vocab_size,
+        seq_len=recipe.seq_len,
+        dtype=token_dtype(tokenizer.vocab_size),
+        tokenizer=TokenizerInfo(
+            name=tokenizer.name,
+            fingerprint=tokenizer.fingerprint,
+            end_of_text=tokenizer.end_of_text,
+        ),
+        subsets=recipe.subsets,
+        splits=splits,
+        documents=sum(split.documents for split in splits.values()),
+        empty=sum(source.empty for source in recipe.sources),
+        duplicates=recipe.duplicates,
+        rejected=sum(source.rejected for source in recipe.sources),
+        dropped_tail_tokens=0,  # the tail is padded, never dropped
+        sources=recipe.sources,
+        config=recipe.config,
+    )
+    write_atomic(out / DATASET_FILE, info.dump())
+    ledger.close()
+    return info
+
+
+def fingerprint(
+    out: Path,
+    tokenizer: str,
+    seq_len: int,
+    subsets: Sequence[str],
+    splits: Mapping[str, SplitInfo],
+) -> str:
+    """sha256 over what the dataset says: tokenizer, row length, subsets and every shard's hash."""
+    shards = {
+        name: [shard.raw_data.hashes.sha256 for shard in read_index(out / name)]
+        for name in sorted(splits)
+    }
+    content = [FORMAT_VERSION, tokenizer, seq_len, list(subsets), shards]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+def epochs(mixing: Mapping[str, float], subsets: Sequence[str]) -> np.ndarray | None:
+    """How often each subset is taken, float64 [subsets]; None: all of them once.
+
+    Raises:
+        DataError: `mixing` names a subset that the corpus does not have.
+    """
+    for name in mixing:
+        if name not in subsets:
+            hint = did_you_mean(name, subsets, f"it has {', '.join(subsets)}")
+            raise DataError(
+                "prep.unknown_subset", f"mixing: the corpus has no subset {name!r}; {hint}"
+            )
+    if not mixing:
+        return None
+    return np.array([mixing.get(name, 1.0) for name in subsets])
+
+
+def _lay_out_all(recipe: DatasetSpec) -> dict[str, StreamIndex]:
+    total = sum(part.documents for part in recipe.parts)  # each looked at once a split
+    layouts: dict[str, StreamIndex] = {}
+    with progress_bar("laying out (documents)", total=total) as bar:
+        for name, choice in recipe.choices.items():
+            layout = index_stream(
+                recipe.parts,
+                choice,
+                len(recipe.subsets),
+                lambda documents: bar.advance(documents / len(recipe.choices)),
+            )
+            if layout.documents:
+                layouts[name] = layout
+            elif choice.split == TRAIN:
+                raise EmptyTrainingSplit(
+                    "prep.nothing_to_train_on",
+                    "no documents are left for training, all of them are held out or omitted: "
+                    "hold out fewer (validation.paths, validation.fraction), raise the weights of "
+                    "mixing, or add files to source.paths",
+                )
+    return layouts
+
+
+def split_selections(of_training: np.ndarray | None = None) -> dict[str, Selection]:
+    """The training split with its weights, and the whole of the validation split."""
+    return {"train": Selection(TRAIN, of_training), "val": Selection(VAL)}
+
+
+def _save_counts(path: Path, counts: np.ndarray) -> None:
+    buffer = io.BytesIO()
+    np.save(buffer, counts)
+    write_atomic(path, buffer.getvalue())

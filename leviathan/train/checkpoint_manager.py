@@ -1,0 +1,93 @@
+"""The checkpoints of a run: is there room, one try beforehand, and one save after another."""
+
+import shutil
+from contextlib import suppress
+from typing import Any
+
+from leviathan.checkpoint.retention import retention
+from leviathan.checkpoint.save import save_checkpoint, try_saving
+from leviathan.checkpoint.save_future import SaveFuture
+from leviathan.config.schema import RunConfig
+from leviathan.console import say
+from leviathan.engine.base import Engine
+from leviathan.errors import CheckpointError
+from leviathan.formatting import format_bytes
+from leviathan.parallel.mesh import Mesh
+
+
+class CheckpointManager:
+    """Saves an engine, at most one checkpoint at a time; leaving the context waits for the last.
+
+    Every method is collective.
+    """
+
+    def __init__(self, engine: Engine, config: RunConfig, mesh: Mesh) -> None:
+        self._engine, self._config, self._mesh = engine, config, mesh
+        self._last = SaveFuture(lambda: None, background=False)
+
+    def __enter__(self) -> "CheckpointManager":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._last.wait()
+        else:
+            with suppress(Exception):  # the error that is on its way says more
+                self._last.wait()
+
+    @property
+    def failed(self) -> bool:
+        """True once the save in the background has failed on this rank; the next one raises it."""
+        return self._last.failed
+
+    def check_space(self, resumed: bool) -> None:
+        """Before the first step: is there room, and, if it never did, does a save go through?
+
+        Raises:
+            CheckpointError: not even one checkpoint can be written.
+        """
+        with self._mesh.sync_errors():
+            if self._mesh.rank == 0:
+                check_disk_space(self._config, self._mesh.world_size)
+        if not resumed:
+            try_saving(self._config.run_dir, self._mesh, self._engine.save)
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Saves what the engine holds now, as soon as the former save is through.
+
+        Raises:
+            CheckpointError: one of the two failed.
+        """
+        self._last.wait()
+        full = {
+            **state,
+            "optimizer_steps": self._engine.optimizer_steps,
+            "position": state["step"] * self._config.train.global_batch_size,
+            "seed": self._config.seed,
+            "world_size": self._mesh.world_size,
+        }
+        self._last = save_checkpoint(self._config, self._mesh, full, self._engine.save)
+
+
+def check_disk_space(config: RunConfig, world_size: int = 1) -> None:
+    """Holds the checkpoints that a run will keep against the free space of its disk.
+
+    Raises:
+        CheckpointError: there is no room for one.
+    """
+    plan = retention(config, world_size)
+    size, wanted = plan.bytes_each, plan.bytes_needed
+    free = shutil.disk_usage(config.run_dir).free
+    if free < size:
+        raise CheckpointError(
+            "checkpoint.no_space",
+            f"{config.run_dir}: {format_bytes(free)} are free, but one checkpoint of this "
+            f"model takes {format_bytes(size)}: make room, or choose another run_dir",
+        )
+    if free < wanted:
+        say(
+            f"{config.run_dir}: the checkpoints to be kept at once will take "
+            f"{format_bytes(wanted)} (up to {plan.at_once} of {format_bytes(size)}), but only "
+            f"{format_bytes(free)} are free: make room, or lower checkpoint.keep_last",
+            style="yellow",
+        )

@@ -1,0 +1,133 @@
+"""Where the time of a step goes: measured on the steps that are logged, free on all others."""
+
+import resource
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Variable
+
+from leviathan.model.transformer import CausalLM
+from leviathan.parallel.mesh import Mesh
+
+Mark = float | torch.cuda.Event
+
+
+class StepTimer:
+    """Times the input embedding, the head and the whole forward pass by hooks on the modules.
+
+    On CUDA the marks are events in the stream, read after the engine has waited for the step's
+    loss; so nothing waits that would not have waited anyway.
+    """
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh, self._on = mesh, False
+        self._cuda = mesh.device.type == "cuda"
+        self._spans: list[tuple[str, Mark, Mark]] = []
+        self._step_s = 0.0
+
+    def attached(self, model: CausalLM) -> CausalLM:
+        """The same model, with hooks that do nothing but on a sampled step."""
+        self._time(model.model.embed_tokens, "embedding")
+        self._time(model.lm_head, "head")
+        self._time(model, "forward")
+        return model
+
+    def _time(self, module: nn.Module, name: str) -> None:
+        opened: list[Mark] = []
+
+        def before(module: nn.Module, args: Any) -> None:
+            if self._on:
+                opened.append(self._mark())
+
+        def after(module: nn.Module, args: Any, output: Any) -> None:
+            if self._on and opened:
+                self._close(name, opened.pop())
+                if isinstance(output, Tensor) and output.requires_grad:
+                    self._time_backward(name, args[0], output)
+
+        module.register_forward_pre_hook(before)
+        module.register_forward_hook(after)
+
+    def _time_backward(self, name: str, x: Tensor, output: Tensor) -> None:
+        """From the gradient of a module's output to what it makes of it."""
+        opened: list[Mark] = []
+
+        def close(*_: Any) -> None:
+            self._close(name, opened.pop())
+
+        def begin(_: Tensor) -> None:
+            opened.append(self._mark())
+            if name == "embedding":  # its gradients are formed last of all
+                Variable._execution_engine.queue_callback(close)
+
+        if name != "forward":
+            output.register_hook(begin)
+        if name == "head":
+            x.register_hook(close)
+
+    def _close(self, name: str, begin: Mark) -> None:
+        self._spans.append((name, begin, self._mark()))
+
+    def _mark(self) -> Mark:
+        if not self._cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    @contextmanager
+    def sampling(self, on: bool) -> Iterator[None]:
+        """The step inside is measured, if `on`."""
+        self._on, self._spans, begin = on, [], time.perf_counter()
+        yield
+        self._on, self._step_s = False, time.perf_counter() - begin
+
+    def figures(self) -> dict[str, Any]:
+        """Of the last step, if it was sampled. Collective, on CPU values.
+
+        Returns:
+            `embedding_share`, `head_share`: of the step's time, forward and backward, on the first
+            rank; `forward_s` of the `fastest` and the `slowest` rank: seconds in forward passes, in
+            which ranks do not wait for one another unless weights are gathered; `slowest_rank`; and
+            `memory_peak_bytes` of the fullest rank: what torch held at most on CUDA since the last
+            call, the process's resident memory so far on the CPU.
+        """
+        if not self._spans:
+            return {}
+        seconds = {"embedding": 0.0, "head": 0.0, "forward": 0.0}
+        for name, begin, end in self._spans:
+            seconds[name] += _between(begin, end)
+        self._spans = []
+        forward = self._of_all_ranks(seconds["forward"])
+        return {
+            "embedding_share": seconds["embedding"] / self._step_s,
+            "head_share": seconds["head"] / self._step_s,
+            "forward_s": {"fastest": min(forward), "slowest": max(forward)},
+            "slowest_rank": forward.index(max(forward)),
+            "memory_peak_bytes": int(max(self._of_all_ranks(self._memory_peak()))),
+        }
+
+    def _of_all_ranks(self, value: float) -> list[float]:
+        mine = [0.0] * self._mesh.world_size
+        mine[self._mesh.rank] = value
+        return self._mesh.sum(*mine)
+
+    def _memory_peak(self) -> int:
+        if not self._cuda:
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        peak = torch.cuda.max_memory_allocated(self._mesh.device)
+        torch.cuda.reset_peak_memory_stats(self._mesh.device)
+        return peak
+
+
+def _between(begin: Mark, end: Mark) -> float:
+    """Seconds."""
+    if isinstance(begin, torch.cuda.Event):
+        assert isinstance(end, torch.cuda.Event)
+        return begin.elapsed_time(end) / 1e3
+    assert isinstance(end, float)
+    return end - begin
