@@ -96,10 +96,18 @@ class Bar:
 
 
 @contextmanager
-def progress_bar(title: str, total: float | None = None, start: float = 0) -> Iterator[Bar]:
-    """A progress bar for long work; silent on all ranks but the first."""
-    if not is_rank_zero():
-        # Not even a line: this rank's bar has no place to draw.
+def progress_bar(
+    title: str, total: float | None = None, start: float = 0, plain: bool = True
+) -> Iterator[Bar]:
+    """A progress bar for long work; silent on all ranks but the first.
+
+    Args:
+        title: text before the bar.
+        total: units of work; None if it is not known.
+        start: units that are already done.
+        plain: whether to print progress lines where there is no terminal.
+    """
+    if not is_rank_zero() or not (plain or console.is_terminal):
         bar = Bar(title, total, None)
         bar._last_line = float("inf")
         yield bar

@@ -103,7 +103,12 @@ def _run(
     )
     validates = "val" in info.splits and info.split("val").rows > 0
     done = start.step
-    with progress_bar("train", total=steps, start=done) as bar, metrics, saving, profiler:
+    with (
+        progress_bar("train", total=steps, start=done, plain=False) as bar,
+        metrics,
+        saving,
+        profiler,
+    ):
         for step in range(start.step, steps):
             with metrics.data_wait(), mesh.sync_errors():
                 microbatches = stream.microbatches(step, mesh.dp_rank, mesh.dp)
