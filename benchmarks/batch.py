@@ -1,4 +1,4 @@
-"""A batch of token ids as training meets it: 8 rows of 512 tokens of text."""
+"""A batch of token ids as in training: 8 samples of 512 tokens of text."""
 
 import io
 import json
@@ -12,10 +12,10 @@ from torch import Tensor
 
 
 def text_batch(rows: int = 8, length: int = 512) -> tuple[Tensor, str]:
-    """o200k ids `[rows, length]` and where they come from.
+    """o200k ids `[rows, length]` and their source.
 
-    Real text where the development data is available; otherwise ids drawn so that there are about
-    as many distinct ones.
+    Real text if the development data is available; otherwise random ids with about as many
+    distinct values.
     """
     folder = shared_data()
     if folder is not None:
@@ -28,7 +28,7 @@ def text_batch(rows: int = 8, length: int = 512) -> tuple[Tensor, str]:
 
 def _real(folder: Path, count: int) -> Tensor:
     os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(folder / "tiktoken_cache"))
-    # Neither is needed, nor always there, where ids are drawn.
+    # Not required, and not always installed, if ids are random.
     import zstandard
 
     from leviathan.data.tokenizer import load_tokenizer

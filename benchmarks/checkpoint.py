@@ -1,10 +1,10 @@
-"""How long a save keeps training waiting: in the background against on the spot.
+"""Time that training waits for a save: asynchronous compared with synchronous.
 
     python benchmarks/checkpoint.py [--json] [--rounds N] [--dir DIR]
 
 One process, FSDP2, the 60M-like model with 50k ids, steps of 64 tokens. "Waits" is the time until
-training continues; "costs" also what the steps beside the writing take longer (they share the cores
-with it).
+training continues; "costs" also includes the slowdown of the steps during the write (they share the
+cores with it).
 """
 
 import time
@@ -19,11 +19,11 @@ from leviathan.engine.base import Engine
 from leviathan.train.checkpoint_manager import CheckpointManager
 from leviathan.train.loop import new_model
 
-STEPS = 8  # after a save, enough for the writing to end beside them
+STEPS = 8  # after a save, enough for the write to finish during them
 
 
 class Side:
-    """An engine that saves in one of the two ways."""
+    """An engine that saves synchronously or asynchronously."""
 
     def __init__(self, folder: Path, background: bool) -> None:
         folder.mkdir()
@@ -35,18 +35,18 @@ class Side:
         self.saving = CheckpointManager(self.engine, config, self.mesh)
         self.step = 0
         self.steps(2)
-        # As a run does, so that the memory for the copy is there.
+        # As in a run, so that the memory for the copy is allocated.
         self.saving.check_space(resumed=False)
 
     def steps(self, count: int) -> float:
-        """Seconds of so many steps."""
+        """Returns the seconds of a number of steps."""
         begin = time.perf_counter()
         for _ in range(count):
             self.engine.train_step([self.batch], 1e-4)
         return time.perf_counter() - begin
 
     def save(self) -> tuple[float, float]:
-        """Seconds that training waits for a save, and that it costs all in all."""
+        """Returns the seconds that training waits for a save, and its total cost in seconds."""
         plain = self.steps(STEPS)
         self.step += 1
         begin = time.perf_counter()
@@ -61,7 +61,9 @@ class Side:
 def main() -> None:
     """Command line."""
     parser = arguments(__doc__ or "", rounds=5)
-    parser.add_argument("--dir", type=Path, help="where to save (a temporary folder)")
+    parser.add_argument(
+        "--dir", type=Path, help="directory for checkpoints (default: a temporary directory)"
+    )
     options = parser.parse_args()
     ready(options.device)
     report, folder = Report("checkpoint", options.json), options.dir or scratch()

@@ -1,9 +1,9 @@
-"""A step of either engine on one process, against a bare torch loop over the same model.
+"""Compares a step of each engine on one process with a plain torch loop over the same model.
 
     python benchmarks/engines.py [--json] [--rounds N] [--device cuda] [--rows N]
 
-Forward, backward, finite check, clipping, AdamW: the bare loop does the same work with nothing
-between torch and the model.
+Forward, backward, finite check, clipping, AdamW: the plain loop performs the same work in torch
+without an engine.
 """
 
 from harness import Report, Work, arguments, paired, ready
@@ -22,7 +22,7 @@ LR = 1e-4
 
 
 def bare(config: RunConfig, batch: Batch, mesh: Mesh) -> Work:
-    """The loop that anybody would write."""
+    """A plain torch training step."""
     model = new_model(config).to(mesh.device)
     optimizer = build_optimizer(model, config.optim)
     batch = batch.to(mesh.device)
@@ -43,7 +43,7 @@ def bare(config: RunConfig, batch: Batch, mesh: Mesh) -> Work:
 def main() -> None:
     """Command line."""
     parser = arguments(__doc__ or "", rounds=5)
-    parser.add_argument("--rows", type=int, default=8, help="sequences a step (8)")
+    parser.add_argument("--rows", type=int, default=8, help="sequences per step (default: 8)")
     options = parser.parse_args()
     device, report, mesh, folder = (
         ready(options.device),

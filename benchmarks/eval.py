@@ -1,8 +1,8 @@
-"""Log-likelihood requests: ours on a native checkpoint against lm-eval's own model on its export.
+"""Compares log-likelihood requests on a native checkpoint with lm-eval's HFLM on its export.
 
 python benchmarks/eval.py [--json] [--rounds N] [--device cuda]
 
-The same samples in the same order, with the same batch size; the numbers must agree.
+The same samples in the same order, with the same batch size; the log-likelihoods must agree.
 """
 
 import json
@@ -23,14 +23,14 @@ from leviathan.model.init import init_weights
 from leviathan.model.transformer import CausalLM
 
 BATCH = 8
-ITEMS = 25  # of each task
+ITEMS = 25  # per task
 SHAPES = {"cpu": (256, 6, 4), "cuda": (1024, 12, 16)}
-CLOSE = 2e-3  # nats a request, fp32, other kernels
+CLOSE = 2e-3  # nats per request; fp32 with different kernels
 Pairs = list[tuple[str, str]]
 
 
 def requests() -> dict[str, Pairs]:
-    """(context, continuation) pairs by task: real samples, or made ones where those are not."""
+    """(context, continuation) pairs by task: real samples, or generated ones."""
     folder = shared_data()
     if folder is None:
         text = "It rained this morning, so the road is wet and the river is high. "
@@ -60,7 +60,7 @@ def requests() -> dict[str, Pairs]:
 
 
 def tokenizer(scratch: Path) -> Tokenizer:
-    """o200k_base where it is available, else 8,192 entries of the standard library's own text."""
+    """o200k_base if available, else 8,192 entries trained on the standard library."""
     folder = shared_data()
     if folder is not None:
         os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(folder / "tiktoken_cache"))
@@ -74,7 +74,7 @@ def tokenizer(scratch: Path) -> Tokenizer:
 
 
 def measure(report: Report, rounds: int, device: torch.device, scratch: Path) -> None:
-    """Each task's requests through both."""
+    """Runs the requests of each task with both."""
     vocabulary = tokenizer(scratch)
     width, layers, heads = SHAPES[device.type]
     config = ModelConfig.model_validate(

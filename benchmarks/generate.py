@@ -1,8 +1,8 @@
-"""Greedy generation with a cache: against transformers' Llama of the same weights, and by kind.
+"""Compares greedy generation with a cache to transformers' Llama, and between kinds.
 
 python benchmarks/generate.py [--json] [--rounds N] [--device cuda]
 
-Leviathan's table is made once, when a model is loaded; that time is on a line of its own.
+Leviathan's table is materialized once when a model is loaded; a separate line reports this time.
 """
 
 from functools import partial
@@ -26,7 +26,7 @@ from leviathan.model.transformer import CausalLM
 VOCABULARY = 200_019
 PADDED = 200_376
 PROMPT, NEW = 64, 64  # tokens
-NEVER = -1  # an end of text that no id is
+NEVER = -1  # an end-of-text id that no token has
 SHAPES = {
     "cpu": {"v1_60m": (256, 6, 4)},
     "cuda": {"200m": (640, 12, 10), "1.2b": (2048, 12, 32)},
@@ -34,7 +34,7 @@ SHAPES = {
 
 
 def build(shape: tuple[int, int, int], kind: str, device: torch.device) -> CausalLM:
-    """A model with its weights as they are drawn, and its input table made."""
+    """Builds a model with initial weights and a materialized input table."""
     width, layers, heads = shape
     config = ModelConfig.model_validate(
         {"d_model": width, "n_layers": layers, "n_heads": heads, "embedding": {"kind": kind}}
@@ -49,7 +49,7 @@ def build(shape: tuple[int, int, int], kind: str, device: torch.device) -> Causa
 
 
 def llama(model: CausalLM, device: torch.device):
-    """transformers' model of the same weights."""
+    """Builds transformers' model with the same weights."""
     config = model.config
     hf = quiet_transformers()
     settings = hf.LlamaConfig(
@@ -78,7 +78,7 @@ def llama(model: CausalLM, device: torch.device):
 
 
 def continuation(model: CausalLM, prompts: list[list[int]]) -> list[list[int]]:
-    """What `generate` makes of them."""
+    """Returns the tokens that `generate` adds."""
     made: list[list[int]] = [[] for _ in prompts]
 
     def on_token(row: int, token: int) -> bool:
@@ -90,10 +90,10 @@ def continuation(model: CausalLM, prompts: list[list[int]]) -> list[list[int]]:
 
 
 def in_step(ours: CausalLM, other: CausalLM, ids: Tensor) -> tuple[float, float]:
-    """Seconds of both to continue the same prompts, a token of the one, a token of the other.
+    """Returns the seconds of both models to continue the same prompts, alternating per token.
 
-    The two do the same work by the same code, so the ratio is to be told to a hundredth: a machine
-    that is slower for a second must be so for both.
+    Both perform the same work with the same code, so the ratio must be precise to a hundredth.
+    Alternating per token exposes both to the same changes in machine speed.
     """
     device, taken = ids.device, [0.0, 0.0]
     sides: list[DecodeState] = []
@@ -116,7 +116,7 @@ def in_step(ours: CausalLM, other: CausalLM, ids: Tensor) -> tuple[float, float]
 def measure(
     report: Report, name: str, shape: tuple[int, int, int], rounds: int, device: torch.device
 ) -> None:
-    """One shape, one prompt and eight."""
+    """Measures one shape with one prompt and with eight prompts."""
     ours = build(shape, "leviathan", device)
     report.figure(
         f"{name}: the table, once", seconds(ours.model.embed_tokens.materialize, device), "s"

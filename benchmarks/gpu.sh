@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# LEV, loss, table and whole steps (tokens/s, MFU, tied against leviathan) on one GPU, at the paper's
-# three sizes: under 8 minutes.
+# Benchmarks LEV, loss, table and optimizer steps (tokens/s, MFU, tied against leviathan) on one GPU at
+# the paper's three sizes, in less than 8 minutes.
 #
-#   benchmarks/gpu.sh [OUT]      JSON lines go to OUT (default: benchmarks/out); a table is printed
+#   benchmarks/gpu.sh [OUT]      JSON lines go to OUT (default: benchmarks/out) and a table to stdout
 #
-# PYTHON names the interpreter (default: .venv/bin/python if there, else python3).
+# PYTHON names the interpreter (default: .venv/bin/python if it exists, else python3).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-benchmarks/out}
@@ -13,18 +13,18 @@ command -v "$python" >/dev/null || python=python3
 export PYTHONPATH=$PWD PYTHONUNBUFFERED=1
 
 if ! "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
-  echo "error: benchmarks/gpu.sh needs a CUDA device, and torch finds none here." >&2
+  echo "error: benchmarks/gpu.sh requires a CUDA device, but torch finds none." >&2
   echo "       On the CPU: make bench" >&2
   exit 2
 fi
 mkdir -p "$out"
 "$python" -c 'import torch; print(torch.cuda.get_device_name(), "torch", torch.__version__)' | tee "$out/device.txt"
 
-# The kernels first: what fails here makes all figures below meaningless.
+# Test the kernels first: if they fail, the results below are meaningless.
 timeout 90 "$python" -m pytest -q -p no:cacheprovider tests/gpu || echo "warning: tests/gpu did not pass" >&2
 
 failed=0
-run() {  # seconds, name, arguments: a benchmark that fails does not take the others with it
+run() {  # seconds, name, arguments: a failed benchmark does not stop the others
   local limit=$1 name=$2; shift 2
   if ! timeout "$limit" "$python" "benchmarks/$name.py" --device cuda --json "$@" > "$out/$name.jsonl"; then
     echo "warning: benchmarks/$name.py failed or took more than $limit s" >&2

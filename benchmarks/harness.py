@@ -1,10 +1,10 @@
-"""What the benchmarks share: paired timing, peak memory, one JSON object a line, a table.
+"""Shared code of the benchmarks: paired timing, peak memory, one JSON object per line, a table.
 
     python benchmarks/harness.py FILE.jsonl …     # a table of results collected with --json
 
-Both sides run in the same process, in turns, and the ratio is the median of the rounds' own ratios:
-a machine that is slower for a while is so for both. `ratio` is how many times the other's figure is
-ours where the goal is a "≥", and ours over the other's where it is a "≤".
+Both sides run alternately in the same process, so that both are exposed to the same changes in
+machine speed. The ratio is the median of the ratios of the rounds. `ratio` is the other's value
+divided by ours if the goal is a "≥", and ours divided by the other's if it is a "≤".
 """
 
 import argparse
@@ -27,7 +27,7 @@ Work = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Line:
-    """One result; `other`, `goal` and `holds` are None where there is nothing to hold it to."""
+    """One result; `other`, `goal` and `holds` are None if there is no reference."""
 
     benchmark: str
     case: str
@@ -41,7 +41,7 @@ class Line:
 
 
 class Report:
-    """Prints results as they come: JSON lines, or a table's rows."""
+    """Prints results immediately, as JSON lines or as rows of a table."""
 
     def __init__(self, benchmark: str, as_json: bool) -> None:
         self._benchmark, self._json = benchmark, as_json
@@ -67,7 +67,7 @@ class Report:
         at_most: float | None = None,
         at_least: float | None = None,
     ) -> None:
-        """A figure of our own, held to a bound in its own unit, or to nothing."""
+        """A value of Leviathan alone, with an optional bound in the same unit."""
         goal, holds = None, None
         if at_most is not None:
             goal, holds = f"≤ {at_most:g} {unit}", ours <= at_most
@@ -78,7 +78,7 @@ class Report:
     def equal(
         self, case: str, ours: float, other: float, other_name: str, unit: str, within: float
     ) -> None:
-        """Two figures that must be the same, but for rounding; `ratio` is ours over the other's."""
+        """Two values that must be equal up to rounding; `ratio` is ours divided by the other's."""
         ratio = ours / other if other else None
         same = abs(ours - other) <= within
         self._print(case, ours, other, other_name, unit, ratio, f"± {within:g}", same)
@@ -90,28 +90,28 @@ class Report:
 
 
 def arguments(description: str, rounds: int) -> argparse.ArgumentParser:
-    """The options that all benchmarks have."""
+    """Parses the options common to all benchmarks."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument("--json", action="store_true", help="one JSON object per line")
     parser.add_argument("--rounds", type=int, default=rounds, help=f"paired rounds ({rounds})")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     return parser
 
 
 def ready(device: str) -> torch.device:
-    """The device, after checking that it is there.
+    """Returns the device after checking that it is available.
 
     Raises:
-        SystemExit: CUDA is asked for and there is none.
+        SystemExit: CUDA is requested but not available.
     """
     if device.startswith("cuda") and not torch.cuda.is_available():
-        raise SystemExit("error: --device cuda, but torch finds no CUDA device here")
+        raise SystemExit("error: --device cuda, but torch finds no CUDA device")
     torch.manual_seed(0)
     return torch.device(device)
 
 
 def seconds(work: Work, device: torch.device) -> float:
-    """One run, waited for."""
+    """Runs once and synchronizes the device."""
     _wait(device)
     start = time.perf_counter()
     work()
@@ -122,7 +122,7 @@ def seconds(work: Work, device: torch.device) -> float:
 def paired(
     ours: Work, other: Work, rounds: int, device: torch.device, warm: bool = True
 ) -> list[tuple[float, float]]:
-    """Seconds of both, alternating which comes first; a run of each beforehand to warm up."""
+    """Returns the seconds of both, alternating the order, after one warm-up run of each."""
     if warm:
         ours()
         other()
@@ -137,7 +137,7 @@ def paired(
 
 
 def peak_megabytes(work: Work, device: torch.device) -> float:
-    """The most memory that `work` held beyond what was held before, in MB (10⁶ bytes)."""
+    """Returns the peak memory of `work` above the memory in use before, in MB (10⁶ bytes)."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -146,14 +146,14 @@ def peak_megabytes(work: Work, device: torch.device) -> float:
         _wait(device)
         return (torch.cuda.max_memory_allocated(device) - before) / 1e6
     ctypes.CDLL("libc.so.6").malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak starts again
+    Path("/proc/self/clear_refs").write_text("5")  # Linux: resets the peak
     before = _status_kilobytes("VmRSS")
     work()
     return (_status_kilobytes("VmHWM") - before) * 1024 / 1e6
 
 
 def shared_data() -> Path | None:
-    """$LEVIATHAN_SHARED, or `shared` beside the repository, if there."""
+    """$LEVIATHAN_SHARED, or `shared` in the repository's parent directory, if it exists."""
     beside = Path(__file__).parent.parent.parent / "shared"
     folder = Path(os.environ.get("LEVIATHAN_SHARED", beside)) / "data"
     return folder if folder.is_dir() else None

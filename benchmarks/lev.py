@@ -1,4 +1,4 @@
-"""LEV forward and backward against its literal reading, at d 128, h 8, κ 16, r 64.
+"""LEV forward and backward against the direct implementation, at d 128, h 8, κ 16, r 64.
 
 python benchmarks/lev.py [--json] [--rounds N] [--device cuda]
 """
@@ -41,7 +41,7 @@ def both_ways(rows, ids: Tensor, p: Parameters, grad: Tensor) -> None:
 
 
 def per_unique_id(report: Report, width: int, rounds: int, device: torch.device) -> None:
-    """Time an id at N = 1,024, and peak memory at 1,024 and 8,192."""
+    """Measures time per id at N = 1,024, and peak memory at 1,024 and 8,192."""
     p = parameters(width, device)
     ids = torch.randperm(VOCABULARY, device=device)[:8192]
     grad = torch.randn(8192, width, device=device)
@@ -63,7 +63,7 @@ def per_unique_id(report: Report, width: int, rounds: int, device: torch.device)
 
 
 def text(report: Report, width: int, rounds: int, device: torch.device) -> None:
-    """A batch of text: distinct ids and a look-up, against the literal reading for each token."""
+    """Compares distinct ids with a lookup to the direct implementation per token, on text."""
     p = parameters(width, device)
     ids, source = text_batch()
     ids = ids.flatten().to(device)
@@ -81,7 +81,7 @@ def text(report: Report, width: int, rounds: int, device: torch.device) -> None:
 
 
 def knots(report: Report, rounds: int, device: torch.device) -> None:
-    """One head's factors of 128 ids: three rows of Δ each, against the product over all knots."""
+    """Compares the factors of 128 ids and one head from three rows of Δ to all knots."""
     ids, d, count, r = 128, 128, 16, 64
     table = torch.randn(d, count, r, device=device)
     places = torch.randint(1, count - 1, (d, ids, 1), device=device) + torch.arange(
@@ -99,7 +99,7 @@ def knots(report: Report, rounds: int, device: torch.device) -> None:
         return torch.bmm(basis.zero_().scatter_(2, places, values), table)
 
     torch.testing.assert_close(sparse().view(d, ids, r), dense(), rtol=1e-5, atol=1e-5)
-    with single_thread():  # as each worker of the blocked path runs it
+    with single_thread():  # as in each worker of the blocked path
         pairs = paired(sparse, dense, rounds * 10, device)
     micro = [(a / ids * 8e6, b / ids * 8e6) for a, b in pairs]
     report.compare("splines an id, 8 heads, one thread", micro, "over all knots", "µs", "≥ 1")
@@ -107,7 +107,7 @@ def knots(report: Report, rounds: int, device: torch.device) -> None:
 
 @contextlib.contextmanager
 def single_thread() -> Iterator[None]:
-    """One thread for torch's operations."""
+    """Limits torch to one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -117,7 +117,7 @@ def single_thread() -> Iterator[None]:
 
 
 def on_device(report: Report, device: torch.device, rounds: int) -> None:
-    """8,192 ids at the largest width, held to milliseconds."""
+    """Measures 8,192 ids at the largest width against a bound in milliseconds."""
     p, grad = parameters(2048, device), torch.randn(8192, 2048, device=device)
     ids = torch.randperm(VOCABULARY, device=device)[:8192]
 

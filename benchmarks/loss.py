@@ -1,4 +1,4 @@
-"""Output head and loss, forward and backward, against whole logits and `F.cross_entropy`.
+"""Output head and loss, forward and backward, against full logits and `F.cross_entropy`.
 
 python benchmarks/loss.py [--json] [--rounds N] [--device cuda]
 """
@@ -16,7 +16,7 @@ VOCABULARY, PADDED = 200_019, 200_376
 def compare(
     report: Report, tokens: int, width: int, rounds: int, device: torch.device, goals: bool
 ) -> None:
-    """Time and memory at a shape; without `goals`, torch's chunked loss is the other side."""
+    """Measures time and memory; without `goals`, compares with torch's chunked loss."""
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     hidden = torch.randn(tokens, width, device=device, dtype=dtype).requires_grad_()
     weight = (torch.randn(PADDED, width, device=device) * 0.02).to(dtype).requires_grad_()
@@ -39,7 +39,7 @@ def compare(
         (plain, "logits + F.cross_entropy") if goals else (chunked, "F.linear_cross_entropy")
     )
     shape = f"{tokens} tokens × {PADDED} × D {width}"
-    memory = (peak_megabytes(ours, device), peak_megabytes(other, device))  # warms both up
+    memory = (peak_megabytes(ours, device), peak_megabytes(other, device))  # warms up both
     times = paired(ours, other, rounds, device, warm=False)
     bounds = ("≤ 0.25", "≤ 1.1") if goals else ("≤ 4", "≤ 1.1")
     report.compare(f"peak extra memory, {shape}", [memory], name, "MB", bounds[0])

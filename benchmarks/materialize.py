@@ -1,4 +1,4 @@
-"""The whole table from LEV, against the time its multiply-adds would take in one large product.
+"""Materializing LEV's table, compared with its multiply-adds at the speed of a large product.
 
 python benchmarks/materialize.py [--json] [--rounds N] [--device cuda]
 """
@@ -11,11 +11,11 @@ from leviathan.model.embedding import build_embedding
 from leviathan.model.init import draw_values
 
 VOCABULARY = 200_376
-SIDE = 4096  # of the square matrix product that measures the machine
+SIDE = 4096  # of the square matrix product that measures the machine's speed
 
 
 def measure(report: Report, width: int, rounds: int, device: torch.device) -> None:
-    """One width."""
+    """Measures one width."""
     shape = {"d_model": width, "n_layers": 1, "n_heads": 1, "vocab_size": VOCABULARY}
     config = ModelConfig.model_validate(shape | {"embedding": {"kind": "leviathan"}})
     embedding = build_embedding(config)
@@ -27,7 +27,7 @@ def measure(report: Report, width: int, rounds: int, device: torch.device) -> No
     products = embedding.multiply_adds(config) * VOCABULARY
     a, b = torch.randn(2, SIDE, SIDE, device=device)
     out = torch.empty_like(a)
-    repeats = max(1, round(products / SIDE**3 / 8))  # an eighth of the floor is long enough
+    repeats = max(1, round(products / SIDE**3 / 8))  # an eighth of the lower bound is long enough
 
     def floor() -> None:
         for _ in range(repeats):

@@ -1,11 +1,11 @@
-"""What logging costs: steps whose time is sampled and written down, against steps without.
+"""Cost of logging: steps that are timed and logged, compared with steps that are not.
 
     python benchmarks/metrics_cost.py [--json] [--rounds N] [--device cuda] [--rows N]
 
-Every step of the one side is logged, as with `train.log_every: 1`: hooks on embedding, head and
-model, the gathering of their figures, a line of metrics.jsonl, the note beside the progress bar.
-The other side takes the same step of the same engine and does none of it. Steps take turns, so that
-both sides see the same machine; a run logs every tenth step, which costs a tenth.
+Every step of one side is logged, as with `train.log_every: 1`: hooks on embedding, head and
+model, collecting their values, a line of metrics.jsonl, the text of the progress bar.
+The other side runs the same step of the same engine without logging. Steps alternate, so that both
+sides run under the same conditions. A run logs every tenth step, which costs a tenth of this.
 """
 
 import json
@@ -74,7 +74,7 @@ class Steps:
         return stats
 
     def sampled(self) -> StepStats:
-        """A step that is, before anything is written."""
+        """The timed part of a logged step, before writing."""
         self.done += 1
         with self.clock.sampling(True):
             stats = self.engine.train_step([self.batch], 1e-4)
@@ -86,7 +86,7 @@ class Steps:
         self.write(self.sampled())
 
     def write(self, stats: StepStats) -> None:
-        """What follows a step that is logged."""
+        """Writes the log line after a step."""
         self.metrics.note(stats)
         self.metrics.log(self.done, stats, 1e-4, sampled=self.clock.figures())
 
@@ -94,7 +94,9 @@ class Steps:
 def main() -> None:
     """Command line."""
     parser = arguments(__doc__ or "", rounds=31)
-    parser.add_argument("--rows", type=int, default=4, help=f"of {SEQ_LEN} tokens a step (4)")
+    parser.add_argument(
+        "--rows", type=int, default=4, help=f"of {SEQ_LEN} tokens per step (default: 4)"
+    )
     options = parser.parse_args()
     device = ready(options.device)
     os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", LOCAL_WORLD_SIZE="1")
@@ -107,7 +109,7 @@ def main() -> None:
         case = f"a step of {options.rows * SEQ_LEN} tokens, every step logged, {steps.source}"
         pairs = paired(steps.logged, steps.plain, options.rounds, device)
         report.compare(case, pairs, "not logged", "s", "≤ 1.01")
-        # Steps vary by more than a log line takes: so the line by itself, which is more exact.
+        # Step times vary by more than the cost of a log line, so it is also measured separately.
         step = statistics.median(plain for _, plain in pairs)
         alone = [
             seconds(partial(steps.write, steps.sampled()), device) for _ in range(options.rounds)

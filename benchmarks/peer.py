@@ -1,10 +1,11 @@
-"""A step of training against litgpt's: same shape, same weights, same batch, tokens a second.
+"""Compares a training step with litgpt's: same shape, weights and batch; tokens per second.
 
     python benchmarks/peer.py [--json] [--rounds N] [--device cuda] [--rows N]
 
-Needs `pip install litgpt lightning jsonargparse` beside leviathan. The other side is the step of
-`litgpt pretrain` by its own parts: `GPT`, `chunked_cross_entropy`, clipping and AdamW, as it is and
-compiled, which is what litgpt does. The two losses are compared first: they do the same work.
+Requires `pip install litgpt lightning jsonargparse`. The other side is the step of `litgpt
+pretrain` with its components `GPT`, `chunked_cross_entropy`, clipping and AdamW, without
+compilation and compiled, as litgpt does. The two losses are compared first to verify that both
+perform the same work.
 """
 
 import argparse
@@ -21,7 +22,7 @@ try:
     from litgpt.utils import chunked_cross_entropy  # pyright: ignore[reportMissingImports]
 except ImportError as error:
     raise SystemExit(
-        f"error: litgpt is not there ({error}): pip install litgpt lightning jsonargparse"
+        f"error: litgpt is missing ({error}): pip install litgpt lightning jsonargparse"
     ) from None
 
 from leviathan.config.plan import RunPlan
@@ -33,11 +34,11 @@ from leviathan.train.loop import new_model
 
 LR = 1e-4
 SHAPE = "60m-50k"
-SAME = 1e-4  # nats, of fp32 sums in another order
+SAME = 1e-4  # nats; fp32 sums in a different order
 
 
 def their_model(config: ModelConfig, state: dict[str, Tensor]) -> nn.Module:
-    """litgpt's Llama with a tied head and our weights."""
+    """Builds litgpt's Llama with a tied head and our weights."""
     model = GPT(
         Config(
             n_layer=config.n_layers,
@@ -81,13 +82,13 @@ def their_model(config: ModelConfig, state: dict[str, Tensor]) -> nn.Module:
 
 @torch.no_grad()
 def their_loss(model: nn.Module, config: ModelConfig, batch: Batch) -> float:
-    """Over the vocabulary without its padding, which litgpt leaves in the softmax."""
+    """Loss over the vocabulary without padding, which litgpt keeps in the softmax."""
     logits = model(batch.input_ids)[..., : config.vocab_size]
     return float(chunked_cross_entropy(logits, batch.targets))
 
 
 def their_step(model: nn.Module, optim: OptimConfig, batch: Batch, compiled: bool) -> Work:
-    """The body of litgpt's loop; its optimizer is fused on a GPU alone."""
+    """Step of litgpt's training loop; its optimizer is fused only on a GPU."""
     weights = list(model.parameters())
     optimizer = torch.optim.AdamW(
         weights,
@@ -109,7 +110,7 @@ def their_step(model: nn.Module, optim: OptimConfig, batch: Batch, compiled: boo
 
 
 def our_step(kind: str, compiled: bool, options: argparse.Namespace, mesh: Mesh) -> Any:
-    """A step of our engine, as the training loop takes it, and its configuration and batch."""
+    """Returns a step of our engine as in the training loop, its configuration and its batch."""
     chosen = {"kind": "fsdp2", "compile": compiled}
     config = run_config(scratch(), chosen, options.rows, kind=kind)
     batch = one_batch(config).to(mesh.device)
@@ -120,7 +121,7 @@ def our_step(kind: str, compiled: bool, options: argparse.Namespace, mesh: Mesh)
 def main() -> None:
     """Command line."""
     parser = arguments(__doc__ or "", rounds=7)
-    parser.add_argument("--rows", type=int, default=8, help="sequences a step (8)")
+    parser.add_argument("--rows", type=int, default=8, help="sequences per step (default: 8)")
     options = parser.parse_args()
     device, report, mesh = ready(options.device), Report("peer", options.json), world()
     for compiled in (False, True):

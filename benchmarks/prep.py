@@ -1,10 +1,10 @@
-"""Preparing a corpus, against tiktoken's `encode_ordinary_batch` alone on the same text in memory.
+"""Compares data preparation with tiktoken's `encode_ordinary_batch` on the same text in memory.
 
     python benchmarks/prep.py [--json] [--text FOLDER_OR_FILE …]
 
-Ours goes from compressed shards to the finished dataset, in a process that has imported nothing
-heavy: from the call of `prepare()` to its return, starting the workers included. The other side has
-its text decoded, its vocabulary loaded, and throws its ids away.
+Ours converts compressed shards to the finished dataset in a process without heavy imports, measured
+from the call of `prepare()` to its return, including the start of the workers. The other side has
+decoded text and a loaded vocabulary, and discards its ids.
 """
 
 import json
@@ -30,10 +30,10 @@ from leviathan.data.prepare.sources import find_inputs
 
 GOAL = 2.5
 SHARDS = 8
-LEAST_DOCUMENT, MOST_DOCUMENT = 100, 1_000_000  # bytes; data that calls itself .py is omitted
+LEAST_DOCUMENT, MOST_DOCUMENT = 100, 1_000_000  # bytes; excludes data files with the suffix .py
 PILE_BYTES = 825 * 2**30
 
-# Times the call alone; with "shares", also its stages, on one core.
+# Times only the call; with "shares", also its stages on one core.
 CHILD = """
 import json, sys, time
 from leviathan.config.schema import PrepConfig
@@ -67,7 +67,7 @@ if __name__ == "__main__":
 
 @dataclass(frozen=True)
 class Run:
-    """One preparation: seconds of the call and of the whole process, and the most memory."""
+    """One preparation: seconds of the call and of the process, and peak memory."""
 
     tokens: int
     seconds: float
@@ -79,9 +79,11 @@ class Run:
 def main() -> None:
     """Measures and prints."""
     parser = arguments((__doc__ or "").splitlines()[0], rounds=3)
-    parser.add_argument("--text", nargs="*", help="corpus files or folders, else what is available")
     parser.add_argument(
-        "--megabytes", type=int, default=150, help="of text, where it is made (150)"
+        "--text", nargs="*", help="corpus files or directories (default: the available corpus)"
+    )
+    parser.add_argument(
+        "--megabytes", type=int, default=150, help="of text, if it is generated (default: 150)"
     )
     parser.add_argument("--tokenizer", default="o200k_base")
     parser.add_argument("--workers", type=int, default=os.cpu_count())
@@ -96,7 +98,7 @@ def main() -> None:
 
 
 def measure(report: Report, options: Any, paths: list[str], scratch: Path) -> None:
-    """All figures, one after the other."""
+    """Measures all values in sequence."""
     texts = [
         item.text
         for source in find_inputs(paths)
@@ -141,7 +143,7 @@ def measure(report: Report, options: Any, paths: list[str], scratch: Path) -> No
 
 
 def shares(report: Report, config: dict[str, Any]) -> None:
-    """What one core spends its time on."""
+    """Measures the time of each stage on one core."""
     stages = prepare(config, "shares").stages
     total = stages["_tokenize_all"] + stages["pack_parts"]
     for name, seconds in (
@@ -153,11 +155,11 @@ def shares(report: Report, config: dict[str, Any]) -> None:
 
 
 def project(report: Report, run: Run, workers: int, size: int, stored: int) -> None:
-    """The Pile on more cores, as if time went down with their number.
+    """Projects the time for The Pile on more cores, assuming linear scaling.
 
-    Assumes its text to be like this one (tokens a byte, packing), at least as many input shards as
-    cores or several threads a shard, and a disk that keeps up: one pass reads the compressed text
-    and the parts and writes the parts and the dataset, four bytes a token each.
+    Assumes similar text (tokens per byte, packing), at least as many input shards as cores or
+    several threads per shard, and a sufficiently fast disk: one pass reads the compressed text and
+    the parts and writes the parts and the dataset, with four bytes per token each.
     """
     tokens = PILE_BYTES * run.tokens / size
     a_core = run.tokens / run.seconds / workers
@@ -170,7 +172,7 @@ def project(report: Report, run: Run, workers: int, size: int, stored: int) -> N
 
 
 def prepare(config: dict[str, Any], mode: str = "") -> Run:
-    """A preparation in a process of its own, its memory watched."""
+    """Runs a preparation in a separate process and monitors its memory."""
     start = time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, "-c", CHILD, json.dumps(config), mode],
@@ -192,7 +194,7 @@ def prepare(config: dict[str, Any], mode: str = "") -> Run:
 
 
 def watch(pid: int, peak: list[float]) -> None:
-    """Keeps the largest sum of resident memory of a process and its children, in MB."""
+    """Records the peak sum of resident memory of a process and its children, in MB."""
     try:
         process = psutil.Process(pid)
         while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
@@ -209,7 +211,7 @@ def watch(pid: int, peak: list[float]) -> None:
 
 
 def batch_seconds(encoding: tiktoken.Encoding, texts: list[str], threads: int) -> float:
-    """tiktoken's batch call."""
+    """Runs tiktoken's batch call."""
     start = time.perf_counter()
     encoding.encode_ordinary_batch(texts, num_threads=threads)
     return time.perf_counter() - start
@@ -219,7 +221,7 @@ def batch_seconds(encoding: tiktoken.Encoding, texts: list[str], threads: int) -
 
 
 def make_corpus(folder: Path, shared: Path | None, size: int) -> list[str]:
-    """The shared corpus, if it is there, and the sources of the installed packages up to `size`."""
+    """The shared corpus, if it exists, and the sources of the installed packages up to `size`."""
     folder.mkdir()
     paths: list[str] = []
     if shared is not None:
@@ -241,7 +243,7 @@ def make_corpus(folder: Path, shared: Path | None, size: int) -> list[str]:
 
 
 def sources(size: int) -> Iterator[str]:
-    """Python files of the running environment, `size` bytes in all, by name."""
+    """Python files of the running environment, `size` bytes in total, sorted by name."""
     for path in sorted(Path(sysconfig.get_path("purelib")).rglob("*.py")):
         if size <= 0:
             return

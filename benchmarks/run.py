@@ -1,4 +1,4 @@
-"""A run of one process to measure: its configuration, its place in the world, its batches."""
+"""A single-process run for benchmarks: its configuration, process group and batches."""
 
 import atexit
 import shutil
@@ -19,14 +19,14 @@ BODY = {"d_model": 256, "n_layers": 6, "n_heads": 4}  # the 60M-like body
 
 
 def scratch() -> Path:
-    """A folder that is gone when the program ends."""
+    """Creates a directory that is deleted when the program ends."""
     folder = Path(tempfile.mkdtemp(prefix="leviathan-bench-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 
 
 def world() -> Mesh:
-    """A world of this process alone, set up as `leviathan train` does."""
+    """Sets up a single-process world as `leviathan train` does."""
     keep_freed_memory()
     return init_mesh(read_launch_env(), tp=1)
 
@@ -39,7 +39,7 @@ def run_config(
     kind: str = "leviathan",
     **changes: Any,
 ) -> RunConfig:
-    """A 60M-like run with 50,257 ids, `rows` sequences a step in one micro-batch."""
+    """A 60M-like run with 50,257 ids, `rows` sequences per step in one micro-batch."""
     data = folder / "data"
     data.mkdir(exist_ok=True)
     (folder / "run").mkdir(exist_ok=True)
@@ -58,7 +58,7 @@ def run_config(
 
 
 def one_batch(config: RunConfig) -> Batch:
-    """A micro-batch of text, its ids folded into the vocabulary."""
+    """A micro-batch of text, its ids taken modulo the vocabulary size."""
     rows, length = config.train.micro_batch_size, config.model.seq_len
     ids = text_batch(rows, length)[0] % config.model.vocab_size
     unique, inverse = torch.unique(ids, return_inverse=True)

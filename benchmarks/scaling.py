@@ -1,11 +1,11 @@
-"""Tokens a second at one rank and at several, and the share of a step that communication takes.
+"""Throughput of one rank and of several, and the share of communication in a step.
 
     python benchmarks/scaling.py [--json] [--rounds N] [--device cuda] [--rows N] [--ranks N]
 
-Every rank has the same rows at any number of ranks (weak scaling), one thread on the CPU, one
-device on CUDA. The ranks run once as so many worlds of one, at the same time but without a word to
-each other, and once as one world: what a step takes longer then is communication, and not cores or
-memory that they share. One rank alone on the machine comes first.
+The number of samples per rank is constant (weak scaling), with one thread per rank on the CPU or
+one device on CUDA. The ranks run once as independent single-rank worlds at the same time, and once
+as one world: the additional time per step is communication, not contention for shared cores or
+memory. One rank alone on the machine is measured first.
 """
 
 import argparse
@@ -36,7 +36,7 @@ ENGINES: dict[str, dict[str, Any]] = {
 def on_a_rank(
     pipe: Connection, place: dict[str, str], engine: str, options: argparse.Namespace
 ) -> None:
-    """Seconds of each step of one rank, the first one omitted."""
+    """Returns the seconds of each step of one rank except the first."""
     os.environ.update(place)
     torch.set_num_threads(1)
     mesh = init_mesh(read_launch_env(), tp=1)
@@ -51,20 +51,20 @@ def on_a_rank(
 
     step()
     pipe.send(batch.input_ids.numel())
-    pipe.recv()  # so that worlds of one begin together, too
+    pipe.recv()  # so that single-rank worlds also start together
     pipe.send([seconds(step, mesh.device) for _ in range(options.rounds)])
     leave_mesh()
 
 
 def run(ranks: int, together: bool, engine: str, options: argparse.Namespace) -> tuple[int, float]:
-    """(tokens of a rank's step, its median seconds) where so many ranks run at once."""
+    """Returns (tokens per step and rank, median seconds) for concurrent ranks."""
     context = multiprocessing.get_context("spawn")
     started, port = [], free_port()
     for rank in range(ranks):
         place = {"RANK": rank if together else 0, "WORLD_SIZE": ranks if together else 1}
         place |= {"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks if together else 1}
         place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port if together else free_port()}
-        if not together:  # a world of one sees one device, by the number 0
+        if not together:  # a single-rank world sees one device, as number 0
             place |= {"LOCAL_RANK": 0, "CUDA_VISIBLE_DEVICES": rank}
         settings = {name: str(value) for name, value in place.items()}
         ours, theirs = context.Pipe()
@@ -84,7 +84,9 @@ def run(ranks: int, together: bool, engine: str, options: argparse.Namespace) ->
 def main() -> None:
     """Command line."""
     parser = arguments(__doc__ or "", rounds=7)
-    parser.add_argument("--rows", type=int, default=2, help="sequences of 512 tokens a rank (2)")
+    parser.add_argument(
+        "--rows", type=int, default=2, help="sequences of 512 tokens per rank (default: 2)"
+    )
     parser.add_argument("--ranks", type=int, default=2, help="ranks (2)")
     options = parser.parse_args()
     ready(options.device)

@@ -1,10 +1,10 @@
-"""lm-eval's seven tasks: a native checkpoint by us, its export by lm-eval's own model.
+"""lm-eval's seven tasks: our harness on a native checkpoint, HFLM on its export.
 
 python benchmarks/seven_tasks.py CKPT --task-data DIR [--tasks a,b] [--limit N] [--json]
 
-Exports the checkpoint, runs every sample three times (native, the export read by us, the export
-under lm-eval's HFLM) and prints each metric of both sides, and per task the largest difference of
-any log-likelihood. Nothing is fetched.
+Exports the checkpoint, runs every sample three times (native, the export with our harness, the
+export with lm-eval's HFLM) and prints each metric of both sides and, per task, the largest
+difference of a log-likelihood. Does not access the network.
 """
 
 import argparse
@@ -24,15 +24,15 @@ from leviathan.export.hf_llama import export
 
 Samples = dict[str, list[Any]]
 ROLLING = "wikitext"
-# fp32 sums over V logits in other kernels; a whole document has thousands of tokens.
+# fp32 sums over V logits in different kernels; a full document has thousands of tokens.
 SAMPLE_TOLERANCE = 2e-3
-DOCUMENT_TOLERANCE = 0.1  # nats of several thousand
-METRIC_TOLERANCE = 1e-9  # of an accuracy: no sample may turn
+DOCUMENT_TOLERANCE = 0.1  # nats, out of several thousand
+METRIC_TOLERANCE = 1e-9  # of an accuracy: no sample may change
 RELATIVE_TOLERANCE = 1e-4  # of a perplexity
 
 
 def native(path: Path, tasks: list[str], own: dict[str, str], options: argparse.Namespace) -> Any:
-    """Results and samples by our own harness."""
+    """Returns results and samples of our harness."""
     loaded = open_checkpoint(path)
     model = LeviathanLM(loaded.model, loaded.tokenizer, options.batch_size)
     return evaluate_model(model, tasks, own, local=True, limit=options.limit)
@@ -41,9 +41,9 @@ def native(path: Path, tasks: list[str], own: dict[str, str], options: argparse.
 def lm_evals(
     folder: Path, tasks: list[str], own: dict[str, str], options: argparse.Namespace
 ) -> Any:
-    """Results and samples by lm-eval's own Hugging Face model.
+    """Returns results and samples of lm-eval's Hugging Face model.
 
-    Its tokenizer puts the prefix before a context; before a rolling window lm-eval puts one itself.
+    Its tokenizer adds the prefix before a context; lm-eval itself adds it before a rolling window.
     """
     results, samples = {"results": {}}, {}
     for rolling in (False, True):
@@ -59,7 +59,7 @@ def lm_evals(
 
 
 def worst(ours: list[Any], theirs: list[Any]) -> float:
-    """The largest difference of any log-likelihood of a task."""
+    """Returns the largest difference of a log-likelihood of a task."""
 
     def values(sample: Any) -> list[float]:
         answers = [answer[0] for answer in sample["resps"]]
@@ -74,7 +74,7 @@ def worst(ours: list[Any], theirs: list[Any]) -> float:
 
 
 def compare(report: Report, tasks: list[str], ours: Any, theirs: Any, name: str) -> None:
-    """Every metric and the largest difference of a sample."""
+    """Prints every metric and the largest difference of a sample."""
     for task in tasks:
         for key, value in ours[0]["results"][task].items():
             metric = key.split(",")[0]
@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument("--json", action="store_true", help="one JSON object per line")
     options = parser.parse_args()
     tasks = options.tasks.split(",")
     own = definitions(tasks, options.task_data, BUILTIN)

@@ -1,4 +1,4 @@
-"""A whole optimizer step, leviathan against tied on the same body; and where the step goes.
+"""Compares an optimizer step of leviathan and tied with the same body, and measures its parts.
 
     python benchmarks/step.py [--json] [--rounds N] [--device cuda] [--shape NAME …]
 
@@ -20,7 +20,7 @@ from leviathan.model.transformer import CausalLM
 from leviathan.optim import build_optimizer
 from leviathan.train.metrics import device_peak_flops
 
-SHAPES = {  # D, layers, heads, ids, their padding; rows of 512 tokens
+SHAPES = {  # D, layers, heads, ids, padding; samples of 512 tokens
     "60m-50k": (256, 6, 4, 50_257, 50_304, 8),
     "60m-200k": (256, 6, 4, 200_019, 200_376, 8),
     "200m": (640, 12, 10, 200_019, 200_376, 32),
@@ -28,7 +28,7 @@ SHAPES = {  # D, layers, heads, ids, their padding; rows of 512 tokens
     "1.2b": (2048, 12, 32, 200_019, 200_376, 32),
 }
 CPU_SHAPES, CUDA_SHAPES = ("60m-50k", "60m-200k"), ("200m", "400m", "1.2b")
-SHARES = {"60m-50k": 10}  # per cent of the step that the input embedding may take; else 5
+SHARES = {"60m-50k": 10}  # maximum percentage of the step for the input embedding; otherwise 5
 
 
 class Arm:
@@ -42,7 +42,7 @@ class Arm:
         )
         model = CausalLM(config)
         init_weights(model, config, seed=0)
-        # On the device as it is trained there: bf16 weights; the optimizer's work is the same.
+        # On CUDA as in training: bf16 weights; the optimizer's work is the same.
         self.model = model.to(device, torch.bfloat16 if device.type == "cuda" else torch.float32)
         self.optimizer = build_optimizer(self.model, OptimConfig())
         ids, self.source = text_batch(rows)
@@ -63,12 +63,12 @@ class Arm:
         self.optimizer.zero_grad(set_to_none=True)
 
     def update(self) -> None:
-        """Clipping and AdamW on the gradients available."""
+        """Clipping and AdamW on the current gradients."""
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
 
     def parts(self) -> dict[str, Callable[[], None]]:
-        """The step's parts, each to be run by itself."""
+        """Returns the parts of the step as separate functions."""
         decoder, width = self.model.model, self.model.config.d_model
         dtype = next(self.model.parameters()).dtype
         x = torch.randn(*self.ids.shape, width, device=self.ids.device, dtype=dtype)
@@ -101,12 +101,12 @@ class Arm:
 
 
 def measure(report: Report, shape: str, rounds: int, device: torch.device) -> None:
-    """One shape: time and memory of both arms, and the parts of leviathan's step."""
+    """Measures time and memory of both arms, and the parts of leviathan's step."""
     ours, tied = (Arm(shape, kind, device) for kind in ("leviathan", "tied"))
-    # The first step makes the optimizer's moments, which stay; the second is one like any other.
+    # The first step allocates the optimizer's moments; the second is a typical step.
     ours.step()
     tied.step()
-    memory = [  # what the allocator happens to keep differs from step to step
+    memory = [  # the memory that the allocator retains varies between steps
         (
             peak_megabytes(ours.step, device) + ours.state,
             peak_megabytes(tied.step, device) + tied.state,
@@ -125,13 +125,13 @@ def measure(report: Report, shape: str, rounds: int, device: torch.device) -> No
         report.figure(f"{kind}, {shape}", tokens / taken, "tokens/s")
         if peak := device_peak_flops():
             size = count_params(arm.model.config)
-            # LEV's FLOPs are counted for every token but done for distinct ids: omitted.
+            # Excluded: LEV's FLOPs are counted per token but computed per distinct id.
             work = (size.flops_per_token - size.input_embedding_flops_per_token) * tokens
             used = work / taken / peak
             goal_of_mfu = 50 if shape == "1.2b" else None
             report.figure(f"MFU, {kind}, {shape}", 100 * used, "%", at_least=goal_of_mfu)
     for name, part in ours.parts().items():
-        part()  # warm, and with gradients for the optimizer
+        part()  # warms up, and computes gradients for the optimizer
         times = [seconds(part, device) for _ in range(min(rounds, 3))]
         bound = SHARES.get(shape, 5) if name == "input embedding" else None
         share = statistics.median(times) / step * 100
@@ -141,7 +141,9 @@ def measure(report: Report, shape: str, rounds: int, device: torch.device) -> No
 def main() -> None:
     """Command line."""
     parser = arguments(__doc__ or "", rounds=5)
-    parser.add_argument("--shape", nargs="*", choices=SHAPES, help="which (all of the device's)")
+    parser.add_argument(
+        "--shape", nargs="*", choices=SHAPES, help="shapes to measure (default: all for the device)"
+    )
     options = parser.parse_args()
     device = ready(options.device)
     report = Report("step", options.json)

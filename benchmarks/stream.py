@@ -1,9 +1,9 @@
-"""The loader: tokens a second of one process, and what of a step is spent waiting for it.
+"""The data loader: tokens per second of one process, and the share of a step spent waiting.
 
     python benchmarks/stream.py [--json] [--rounds N]
 
-Batches come with their distinct ids, as training takes them. The dataset is the running Python's
-own library under a byte-level BPE of 8,192 entries, in rows of 512 tokens.
+Batches include their distinct ids, as in training. The dataset is the standard library of the
+running Python with a byte-level BPE of 8,192 entries, in samples of 512 tokens.
 """
 
 import statistics
@@ -22,11 +22,11 @@ from leviathan.data.tokenizer import train_bpe
 from leviathan.engine import build_engine
 from leviathan.train.loop import new_model
 
-SEQ, GOAL = 512, 1e6  # tokens; tokens a second
+SEQ, GOAL = 512, 1e6  # tokens; tokens per second
 
 
 def data_set(folder: Path) -> Path:
-    """Prepared text."""
+    """Prepares the dataset."""
     write_stdlib_corpus(folder / "corpus")
     shards = sorted((folder / "corpus").glob("train-*.jsonl.zst"))
     train_bpe(shards[:1], 8192, folder / "bpe.tiktoken")
@@ -44,7 +44,7 @@ def data_set(folder: Path) -> Path:
 
 
 def tokens_per_second(path: Path, rows: int, steps: int) -> float:
-    """Of batches that no one trains on."""
+    """Measures loading without training."""
     stream = TrainLoader(path, 1, 10_000, rows, min(rows, 8))
     stream.microbatches(0, 0, 1)
     begin = time.perf_counter()
@@ -54,13 +54,13 @@ def tokens_per_second(path: Path, rows: int, steps: int) -> float:
 
 
 def waiting_share(path: Path, folder: Path, rows: int, steps: int) -> float:
-    """Per cent of the 60M-like model's steps in which it waits for data."""
+    """Returns the percentage of step time that the 60M-like model waits for data."""
     config = run_config(folder, {"kind": "fsdp2"}, rows)
     engine = build_engine(lambda: new_model(config), RunPlan(config, 1), world())
     stream = TrainLoader(path, 1, 10_000, rows, rows)
     waited, begin = 0.0, 0.0
     for step in range(steps + 1):
-        if step == 1:  # the first one starts everything
+        if step == 1:  # the first one includes startup
             waited, begin = 0.0, time.perf_counter()
         before = time.perf_counter()
         batches = stream.microbatches(step, 0, 1)

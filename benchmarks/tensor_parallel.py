@@ -1,17 +1,17 @@
-"""The three ways in which tensor-parallel ranks share LEV: time, bytes on the wire, memory.
+"""The three tensor-parallel modes of LEV: time, bytes sent, memory.
 
     python benchmarks/tensor_parallel.py [--json] [--rounds N] [--device cuda] [--ranks N]
 
-The ranks are started here, with one thread each on the CPU (one device each on CUDA), and hold the
-60M-like model with 50k ids once for each way. Bytes are what one rank sends, by the usual ring
-algorithms: of n ranks' all-reduce 2(n-1)/n of the tensor, of an all-gather (n-1)/n of the result.
-"Once a step" is the sum of gradients of parameters that every rank has whole, LEV's and the norms'.
+This program starts the ranks, with one thread each on the CPU (one device each on CUDA). They hold
+the 60M-like model with 50k ids once per mode. Bytes are sent by one rank with ring algorithms: for
+n ranks, 2(n-1)/n of the tensor for an all-reduce, (n-1)/n of the result for an all-gather. "Once a
+step" is the sum of gradients of replicated parameters (LEV's and the norms').
 
-`ids` is the default of `embedding.tp_mode`: generating vectors is expensive and sending them is
-cheap, so each rank generates its share and receives the rest. `replicated` makes every row on every
-rank and sends as much a step. `heads` takes as long as `ids` and halves LEV's memory, but sends
-twice as much a micro-batch, rounds partial sums, and needs a tp that divides the heads; it is for
-runs where LEV's few megabytes count.
+`ids` is the default of `embedding.tp_mode` because generating vectors is expensive and vectors are
+small: each rank generates its share and receives the rest. `replicated` generates every vector on
+every rank and sends as much per step. `heads` takes as long as `ids` and halves LEV's memory, but
+sends twice as much per micro-batch, rounds partial sums, and needs a tp that divides the heads. Use
+it if LEV's few megabytes matter.
 """
 
 import argparse
@@ -39,17 +39,17 @@ from leviathan.train.loop import new_model
 DEFAULT = LeviathanConfig().tp_mode
 MODES = (DEFAULT, "replicated", "heads")
 assert DEFAULT == "ids", "the goals below are about it"
-GOALS = {  # LEV is a few per cent of a micro-batch, and `heads` takes as long as `ids`
+GOALS = {  # LEV is a few percent of a micro-batch, and `heads` takes as long as `ids`
     ("replicated", "embedding"): "≥ 1.3",
     ("replicated", "micro_batch"): "≥ 0.97",
     ("heads", "embedding"): "≥ 0.9",
     ("heads", "micro_batch"): "≥ 0.97",
 }
-BYTES = 16  # a parameter's: fp32 weight, gradient and both moments
+BYTES = 16  # bytes per parameter: fp32 weight, gradient and both moments
 
 
 class Meter(ProcessTPGroup):
-    """TPGroup that count what this rank sends."""
+    """TPGroup that count the bytes that this rank sends."""
 
     sent = 0.0
 
@@ -70,7 +70,7 @@ class Meter(ProcessTPGroup):
 
 
 class Way:
-    """The model, its LEV shared in one of the ways."""
+    """Builds the model with one tensor-parallel mode of LEV."""
 
     def __init__(self, mode: str, rows: int, mesh: Mesh) -> None:
         config = run_config(scratch(), {"kind": "fsdp2"}, rows)
@@ -97,7 +97,7 @@ class Way:
         self._backward(loss / batch.n_targets)
 
     def embedding(self) -> None:
-        """Of it, the input embedding alone."""
+        """Forward and backward of the input embedding only."""
         batch = self.batch
         rows = self.model.model.embed_tokens(batch.input_ids, batch.unique_ids, batch.inverse)
         self._backward((rows * self.slope).sum())
@@ -108,14 +108,14 @@ class Way:
         loss.backward()
 
     def megabytes(self, work: Work) -> float:
-        """Sent by this rank."""
+        """Returns the bytes sent by this rank."""
         self.meter.sent = 0
         work()
         return self.meter.sent / 1e6
 
 
 def measure(report: Report, ways: Sequence[Way], rounds: int, device: torch.device) -> None:
-    """The default against the others; the ranks all do the same, and the first one tells."""
+    """Compares the default with the other modes on all ranks; only rank 0 prints."""
     default, others = ways[0], dict(zip(MODES[1:], ways[1:], strict=True))
     tokens, distinct = default.batch.input_ids.numel(), len(default.batch.unique_ids)
     text = f"{tokens} tokens, {distinct} distinct"
@@ -138,7 +138,7 @@ def measure(report: Report, ways: Sequence[Way], rounds: int, device: torch.devi
 
 
 def on_a_rank(rank: int, port: int, options: argparse.Namespace) -> None:
-    """One of the ranks; all but the first measure in silence."""
+    """Runs one rank; only rank 0 prints."""
     place = {"RANK": rank, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     place |= {"WORLD_SIZE": options.ranks, "LOCAL_WORLD_SIZE": options.ranks}
     os.environ.update({name: str(value) for name, value in place.items()})
@@ -153,7 +153,7 @@ def main() -> None:
     """Command line."""
     parser = arguments(__doc__ or "", rounds=7)
     parser.add_argument("--ranks", type=int, default=2, help="tensor-parallel ranks (2)")
-    parser.add_argument("--rows", type=int, default=4, help="sequences of 512 tokens (4)")
+    parser.add_argument("--rows", type=int, default=4, help="sequences of 512 tokens (default: 4)")
     options = parser.parse_args()
     ready(options.device)
     spawn(on_a_rank, (free_port(), options), options.ranks)

@@ -1,4 +1,4 @@
-"""Draws data_flow.svg and lev.svg beside this file: `make docs`. Text stays text."""
+"""Draws data_flow.svg and lev.svg beside this file (`make docs`). Text is written as SVG text."""
 
 from dataclasses import dataclass
 from html import escape
@@ -39,7 +39,7 @@ class Box:
 
     @property
     def height(self) -> float:
-        """As its lines ask for."""
+        """Height for the name and the notes."""
         return 34 + 17 * len(self.notes)
 
     @property
@@ -63,7 +63,7 @@ class Box:
         return self.x + self.width / 2, self.y
 
     def draw(self) -> str:
-        """Its SVG."""
+        """Returns the SVG of the box."""
         middle = self.x + self.width / 2
         lines = [
             f'<rect class="{self.kind}" x="{self.x}" y="{self.y}" width="{self.width}" '
@@ -74,9 +74,9 @@ class Box:
         return "\n".join(lines)
 
 
-def text(x: float, y: float, said: str, kind: str = "note") -> str:
+def text(x: float, y: float, content: str, kind: str = "note") -> str:
     """One line of text."""
-    return f'<text class="{kind}" x="{x}" y="{y}">{escape(said)}</text>'
+    return f'<text class="{kind}" x="{x}" y="{y}">{escape(content)}</text>'
 
 
 def arrow(*points: tuple[float, float]) -> str:
@@ -86,7 +86,7 @@ def arrow(*points: tuple[float, float]) -> str:
 
 
 def svg(width: int, height: int, title: str, parts: list[str]) -> str:
-    """The whole drawing."""
+    """Returns the complete SVG document."""
     body = "\n".join(parts)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
@@ -99,21 +99,23 @@ def svg(width: int, height: int, title: str, parts: list[str]) -> str:
 
 
 def data_flow() -> str:
-    """From text to a served model."""
+    """Draws the data flow from text to a served model."""
     shards = Box(20, 20, 190, "text", ("jsonl, zst, gz, parquet", "files, URLs, the Hub"))
-    prep = Box(260, 20, 200, "prep", ("tokenize, pack into rows", "of seq_len + 1 ids"))
-    data = Box(510, 20, 210, "dataset", ("MDS rows, dataset.json,", "token counts, tokenizer"))
-    stream = Box(770, 20, 210, "stream", ("row = f(data, seed, step)", "distinct ids of a batch"))
+    prep = Box(260, 20, 200, "prep", ("tokenize, pack samples", "of seq_len + 1 ids"))
+    data = Box(510, 20, 210, "dataset", ("MDS shards, dataset.json,", "token counts, tokenizer"))
+    stream = Box(
+        770, 20, 210, "loader", ("sample = f(data, seed, step)", "distinct ids of a batch")
+    )
     embedding = Box(770, 190, 190, "input embedding", ("tied, leviathan, …", "[B, T, D]"), "ours")
     body = Box(530, 190, 190, "transformer blocks", ("Llama names", "[B, T, D]"))
     head = Box(
         290, 190, 190, "output head and loss", ("in chunks; gradient in", "the forward pass")
     )
-    step = Box(60, 190, 180, "optimizer step", ("AdamW, lr(step)", "finite or skipped"))
+    step = Box(60, 190, 180, "optimizer step", ("AdamW, lr(step)", "skipped if not finite"))
     frame = '<rect class="frame" x="40" y="148" width="940" height="134" rx="8"/>'
     engine = text(56, 170, "engine.train_step: DeepSpeed ZeRO 0–3 or FSDP2, tp, any world size")
     engine = engine.replace('class="note"', 'class="note left"')
-    saved = Box(60, 340, 180, "checkpoint", ("boxes of whole tensors,", "manifest, one rename"))
+    saved = Box(60, 340, 180, "checkpoint", ("chunks of full tensors,", "manifest, one rename"))
     scores = Box(290, 340, 190, "evaluate", ("perplexity, lm-eval,", "loss by frequency"))
     report = Box(530, 340, 190, "report", ("one HTML page, CSV,", "plots"))
     export = Box(290, 440, 190, "export", ("E as an ordinary table,", "model card"))
@@ -143,12 +145,12 @@ def data_flow() -> str:
 
 
 def basis(u: float) -> float:
-    """The quadratic B-spline at distance u from its knot, in spacings."""
+    """Quadratic B-spline at distance u from its knot, in units of the knot spacing."""
     return 0.75 - u * u if u < 0.5 else 0.5 * (1.5 - u) ** 2 if u < 1.5 else 0.0
 
 
 def lev() -> str:
-    """How LEV makes one row of the input table."""
+    """Draws how LEV computes one vector of the input table."""
     token = Box(20, 60, 130, "token id", ("i = 100,000", "of V = 200,376"))
     digits = Box(190, 60, 150, "k = 3 digits", ("in base b = 59:", "28 · 42 · 54"))
     books = Box(
@@ -156,11 +158,11 @@ def lev() -> str:
         20,
         200,
         "codebooks  3 × 59 × 128",
-        ("row 28 of the first", "+ row 42 of the second", "+ row 54 of the third"),
+        ("vector 28 of the first", "+ vector 42 of the second", "+ vector 54 of the third"),
     )
-    seed = Box(630, 60, 150, "seed", ("sum of the rows:", "d = 128 numbers"))
+    seed = Box(630, 60, 150, "seed", ("sum of the vectors:", "d = 128 numbers"))
     frame = '<rect class="frame" x="20" y="150" width="940" height="252" rx="8"/>'
-    each = text(165, 174, "each of h = 8 heads has its own").replace('"note"', '"note left"')
+    each = text(165, 174, "separate for each of h = 8 heads").replace('"note"', '"note left"')
     latent = Box(
         40, 195, 230, "latent", ("σ( ½ · LayerNorm( W · seed + c ) )", "128 numbers in (0, 1)")
     )
@@ -173,7 +175,7 @@ def lev() -> str:
     )
     product = Box(595, 195, 180, "product over the 128", ("curves of each rank:", "r = 64 numbers"))
     out = Box(810, 195, 130, "W out", ("linear,", "64 → D"))
-    row = Box(810, 440, 130, "row E_i", ("D numbers",), "ours")
+    row = Box(810, 440, 130, "vector E_i", ("D numbers",), "ours")
     boxes = [token, digits, books, seed, latent, spline, product, out, row]
     x0, y0, width, tall = 330, 385, 190, 70
     curves = []
@@ -185,7 +187,7 @@ def lev() -> str:
         curves.append(f'<path class="curve" d="M{" L".join(points)}"/>')
     curves.append(f'<path class="line" d="M{x0} {y0} H{x0 + width}"/>')
     curves.append(f'<circle class="dot" cx="{x0 + 0.62 * width}" cy="{y0}" r="4"/>')
-    curves.append(text(425, 298, "a curve = Σ weight × bump (7 of 16 shown)"))
+    curves.append(text(425, 298, "curve = Σ weight × B-spline (7 of 16 shown)"))
     arrows = [
         arrow(token.right, digits.left),
         arrow(digits.right, (380, digits.right[1])),
@@ -197,14 +199,16 @@ def lev() -> str:
         arrow(out.bottom, row.top),
         text(795, 428, "sum over the heads"),
         text(
-            400, 440, "The same few parameters serve all 200,376 ids: all share the splines, many a"
+            400,
+            440,
+            "All 200,376 ids share the same few parameters: all ids share the splines, and",
         ),
         text(
-            400, 458, "digit, so a gradient for one token moves others too. After training the rows"
+            400, 458, "many share a digit, so the gradient of one token also updates others. After"
         ),
-        text(400, 476, "are written out once, into a table like any other."),
+        text(400, 476, "training, the vectors are materialized once as an ordinary table."),
     ]
-    return svg(980, 510, "LEV: one row of the input embedding from the digits of a token id", [
+    return svg(980, 510, "LEV: one vector of the input embedding from the digits of a token id", [
         frame, each, *arrows, *curves, *(box.draw() for box in boxes),
     ])  # fmt: skip
 

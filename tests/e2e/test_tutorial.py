@@ -1,4 +1,4 @@
-"""docs/tutorial.md from its first command to its last, on a text and a model that take seconds."""
+"""All commands of docs/tutorial.md in order, with a corpus and a model that take seconds."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from documentation import PATIENCE_S, ROOT, programs, run, runnable, start
 from leviathan.config.load import read_config
 from leviathan.quickstart import TINY
 
-STEPS = 80  # enough of them that the signal comes before the last
+STEPS = 80  # enough for the signal to arrive before the last one
 SMALLER = {
     "--out quickstart/corpus": f"--out quickstart/corpus {' '.join(TINY.corpus)}",
     "--vocab-size 8192": f"--vocab-size {TINY.vocab_size}",
@@ -23,7 +23,7 @@ SMALLER = {
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """The repository as a reader has it, with a smaller run."""
+    """A working directory like the root of the repository, with a smaller run."""
     for name in ("launch", "data_prep"):
         (tmp_path / name).symlink_to(ROOT / name)
     for part in ("run", "data"):
@@ -38,7 +38,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def logged(run_dir: Path) -> int:
-    """The last step in a run's log."""
+    """Returns the last step in a run's log; 0 without a log."""
     with suppress(FileNotFoundError, ValueError):
         lines = (run_dir / "metrics.jsonl").read_text().splitlines()
         return max((json.loads(line)["step"] for line in lines), default=0)
@@ -60,8 +60,8 @@ def test_every_command_of_the_tutorial(place: Path) -> None:
             interrupted += 1
             assert _interrupted(command, later, place, leviathan) < STEPS
         elif not line.startswith("kill "):
-            said = run(command, place)
-            assert said.strip() or "train" in line or "launch" in line, line
+            output = run(command, place)
+            assert output.strip() or "train" in line or "launch" in line, line
     assert interrupted == 1
     assert logged(leviathan) == logged(place / "quickstart/runs/tied") == STEPS
     assert (place / "quickstart/export/model.safetensors").is_file()
@@ -72,7 +72,7 @@ def test_every_command_of_the_tutorial(place: Path) -> None:
 
 
 def _interrupted(command: str, later: list[str], place: Path, run_dir: Path) -> int:
-    """Trains until the page's own `kill`, in another terminal; the step that was saved."""
+    """Sends the `kill` of the page during training; returns the last logged step."""
     (kill,) = (line for line in later if line.startswith("kill "))
     process = start(command, place)
     try:
@@ -84,7 +84,8 @@ def _interrupted(command: str, later: list[str], place: Path, run_dir: Path) -> 
         run(kill, place)
         out, errors = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0, out + errors
-        assert "Run the same command to resume" in out + errors
+        (saved,) = (run_dir / "checkpoints").glob("step-????????")
+        assert f"step {int(saved.name[5:]):,}" in out + errors
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
