@@ -1,11 +1,10 @@
-"""Flat slices of parameters, written and read through DCP as boxes of the full tensor.
+"""Flat slices of parameters, written and read through DCP as chunks of the full tensor.
 
-ZeRO cuts the concatenation of all parameters into equal flat partitions, so what a rank holds of a
-parameter is a flat slice of it. A flat slice of an R × C matrix is at most three boxes (the rest of
-a row, whole rows, the beginning of a row). Under tensor parallelism that matrix is itself a part of
-a larger one, in which its boxes lie so much further in. Written as boxes, the checkpoint knows
-nothing of the layout that wrote it, and every rank of any other layout reads just the boxes it
-wants.
+ZeRO splits the concatenation of all parameters into equal flat partitions, so a rank holds a flat
+slice of a parameter. A flat slice of an R × C matrix consists of at most three chunks (the end of a
+row, full rows, the start of a row). With tensor parallelism that matrix is itself a part of a
+larger one, and its chunks are offset accordingly. Stored as chunks, a checkpoint does not depend on
+the layout that wrote it, and every rank of any other layout reads only the chunks it needs.
 """
 
 import math
@@ -50,29 +49,29 @@ from leviathan.errors import CheckpointError
 
 @dataclass(frozen=True)
 class Chunk:
-    """A rectangular part of a tensor and where it begins in the flat slice that it came from."""
+    """A chunk: a rectangular part of a tensor, and its start `at` in a flat slice."""
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
     at: int = 0
 
     def offset_in(self, outer: "Chunk") -> "Chunk":
-        """The same, its offsets counted from where those of `outer` are counted from."""
+        """Returns this chunk of `outer` with offsets relative to the tensor of `outer`."""
         offsets = (a + b for a, b in zip(outer.offsets, self.offsets, strict=True))
         return replace(self, offsets=tuple(offsets))
 
     def view_of(self, whole: Tensor) -> Tensor:
-        """The part itself, a view of the tensor."""
+        """The chunk as a view of the tensor."""
         ranges = zip(self.offsets, self.sizes, strict=True)
         return whole[tuple(slice(start, start + size) for start, size in ranges)]
 
     def from_flat(self, flat: Tensor) -> Tensor:
-        """The part in the flat slice that it came from, a view in its own shape."""
+        """The chunk as a view of its flat slice, in the chunk's shape."""
         return flat[self.at : self.at + math.prod(self.sizes)].view(self.sizes)
 
     @property
     def metadata(self) -> ChunkStorageMetadata:
-        """The same in DCP's terms."""
+        """The chunk as DCP's metadata."""
         return ChunkStorageMetadata(torch.Size(self.offsets), torch.Size(self.sizes))
 
 
@@ -80,24 +79,24 @@ class Chunk:
 class FlatShard:
     """Elements `start … start + flat.numel()`, in row-major order, of the fp32 tensor `key`.
 
-    Under tensor parallelism, of the rectangular `part` of it that the rank has.
+    With tensor parallelism, elements of the rectangular `part` of it that this rank holds.
     """
 
     key: str
-    shape: tuple[int, ...]  # of the whole tensor
+    shape: tuple[int, ...]  # of the full tensor
     start: int
-    flat: Tensor  # [n] contiguous fp32; a view of what the engine holds, so loading writes into it
+    flat: Tensor  # [n] contiguous fp32; a view of the engine's memory, so loading writes into it
     chunk: Chunk | None = None
 
     def chunks(self) -> Iterator[Chunk]:
-        """The boxes of the whole tensor that tile the slice, in flat order."""
+        """The chunks of the full tensor that tile the slice, in flat order."""
         part = self.chunk or Chunk((0,) * len(self.shape), self.shape)
         for box in chunks_of(part.sizes, self.start, self.flat.numel()):
             yield box.offset_in(part)
 
 
 def chunks_of(shape: tuple[int, ...], start: int, count: int) -> Iterator[Chunk]:
-    """The boxes that tile `count` elements from `start` of a tensor, in flat order."""
+    """The chunks that tile `count` elements from `start` of a tensor, in flat order."""
     if count == 0:
         return
     if len(shape) <= 1:
@@ -120,7 +119,7 @@ def chunks_of(shape: tuple[int, ...], start: int, count: int) -> Iterator[Chunk]
 
 
 class _ShardIndex:
-    """Slices as DCP sees them: (tensor, box) → the view of memory that holds it."""
+    """Slices indexed for DCP: (tensor, chunk offsets) → the memory view that holds the chunk."""
 
     def __init__(self, slices: Iterable[FlatShard]) -> None:
         self.slices = [piece for piece in slices if piece.flat.numel()]
@@ -199,7 +198,8 @@ class _LoadPlanner(LoadPlanner):
 
     def load_bytes(self, read_item: ReadItem, value: Any) -> None:
         raise CheckpointError(
-            "checkpoint.corrupt", f"unexpected bytes under {read_item.storage_index.fqn}"
+            "checkpoint.corrupt",
+            f"entry {read_item.storage_index.fqn}: expected a tensor, found bytes",
         )
 
     def resolve_tensor(self, read_item: ReadItem) -> Tensor:
@@ -215,7 +215,7 @@ class _LoadPlanner(LoadPlanner):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Admits the classes that DCP's metadata consists of, and nothing else."""
+    """Unpickler restricted to the classes in DCP's metadata."""
 
     ADMITTED = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
     NAMES = frozenset(
@@ -232,11 +232,11 @@ class _Unpickler(pickle.Unpickler):
             return super().find_class(module, name)
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
-        raise pickle.UnpicklingError(f"{module}.{name} has no place in a checkpoint")
+        raise pickle.UnpicklingError(f"{module}.{name} is not allowed in a checkpoint")
 
 
 class _MetadataReader(FileSystemReader):
-    """DCP's reader, whose metadata no longer may run code."""
+    """DCP's reader with restricted unpickling, so that metadata cannot run code."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         path = Path(str(self.path)) / ".metadata"
@@ -245,27 +245,31 @@ class _MetadataReader(FileSystemReader):
                 metadata = _Unpickler(file).load()
         except FileNotFoundError:
             raise CheckpointError(
-                "checkpoint.incomplete", f"{path.parent}: no .metadata: not a finished checkpoint"
+                "checkpoint.incomplete",
+                f"{path.parent}: .metadata is missing: the checkpoint is incomplete. Use another "
+                "one",
             ) from None
         except (pickle.UnpicklingError, EOFError, AttributeError, ValueError) as error:
             raise CheckpointError(
-                "checkpoint.corrupt", f"{path}: unreadable metadata ({error})"
+                "checkpoint.corrupt", f"{path}: cannot read the metadata ({error})"
             ) from error
         if not isinstance(metadata, Metadata):
-            raise CheckpointError("checkpoint.corrupt", f"{path}: not DCP metadata")
+            raise CheckpointError(
+                "checkpoint.corrupt", f"{path}: corrupt: expected the metadata of torch DCP"
+            )
         return metadata
 
 
 def save_shards(
     slices: Iterable[FlatShard], directory: Path, group: dist.ProcessGroup | None = None
 ) -> None:
-    """Writes what every rank holds; collective where there is a process group.
+    """Writes the slices of every rank. Collective if there is a process group.
 
-    Together the ranks' slices must cover each tensor once. In a thread beside the training, `group`
-    must be one that no one else uses.
+    The slices of all ranks must cover each tensor exactly once. In a background thread, `group`
+    must be a process group that no other thread uses.
 
     Raises:
-        CheckpointError: on every rank, as soon as one cannot write.
+        CheckpointError: a rank cannot write; raised on every rank.
     """
     writer, planner = FileSystemWriter(directory), _SavePlanner(_ShardIndex(slices))
     with _quiet(), _plain_errors(directory):
@@ -349,20 +353,21 @@ def _without_bytes(
 def check_tensors(
     directory: Path, expected: Mapping[str, tuple[int, ...]], prefix: str = ""
 ) -> None:
-    """Sees to it that a checkpoint holds exactly the tensors of this model.
+    """Checks that a checkpoint contains exactly the tensors of this model.
 
     Args:
         directory: the checkpoint.
         expected: name → shape.
-        prefix: looks only at stored names that begin so.
+        prefix: only stored names with this prefix are compared.
 
     Raises:
-        CheckpointError: it is another model's, naming the first few tensors that differ.
+        CheckpointError: it belongs to another model; the message names the first tensors that
+            differ.
     """
     stored = stored_shapes(directory)
     stored = {key: shape for key, shape in stored.items() if key.startswith(prefix)}
     differing = [
-        f"{key}: {_shape(expected.get(key))} here, {_shape(stored.get(key))} there"
+        f"{key}: expected {_shape(expected.get(key))}, found {_shape(stored.get(key))}"
         for key in sorted({*expected, *stored})
         if expected.get(key) != stored.get(key)
     ]
@@ -380,12 +385,12 @@ def _shape(shape: tuple[int, ...] | None) -> str:
 
 
 def load_shards(slices: Iterable[FlatShard], directory: Path, collective: bool = True) -> None:
-    """Fills each slice's memory from a checkpoint of any layout, once `check_tensors` has passed.
+    """Loads slices from a checkpoint of any layout. Call `check_tensors` first.
 
-    Collective where there is a process group, unless `collective` is False.
+    Collective if there is a process group, unless `collective` is False.
 
     Raises:
-        CheckpointError: on every rank, as soon as one cannot read.
+        CheckpointError: a rank cannot read; raised on every rank.
     """
     reader, planner = _MetadataReader(directory), _LoadPlanner(_ShardIndex(slices))
     alone = not (collective and dist.is_initialized())
@@ -395,7 +400,7 @@ def load_shards(slices: Iterable[FlatShard], directory: Path, collective: bool =
 
 @contextmanager
 def _plain_errors(directory: Path) -> Iterator[None]:
-    """DCP tells every rank what failed on one, but as a BaseException with all their tracebacks."""
+    """Converts DCP's exception, a BaseException with all ranks' tracebacks, to CheckpointError."""
     try:
         yield
     except CheckpointException as error:
@@ -407,7 +412,7 @@ def _plain_errors(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """DCP warns of working without a process group, which is what one process wants."""
+    """Suppresses DCP's warning about a missing process group, which one process does not need."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield

@@ -1,4 +1,4 @@
-"""What a checkpoint is, for people: where it stands, what wrote it, how large it is."""
+"""Summaries of checkpoints: step, writer and size."""
 
 import math
 from pathlib import Path
@@ -15,7 +15,7 @@ def checkpoint_info(directory: Path) -> dict[str, Any]:
     """Step, tokens, writer and size of one checkpoint, from its small files.
 
     Raises:
-        CheckpointError: one of them is missing or damaged.
+        CheckpointError: one of these files is missing or corrupt.
     """
     manifest, config = read_manifest(directory), read_run_config(directory)
     state = read_state(directory, step=int, tokens=int, optimizer_steps=int, world_size=int)
@@ -36,7 +36,7 @@ def checkpoint_info(directory: Path) -> dict[str, Any]:
 
 
 def engine_name(engine: dict[str, Any]) -> str:
-    """The kind of an engine with its settings: `deepspeed: precision fp32, zero_stage 2`."""
+    """An engine's kind and settings, as in `deepspeed: precision fp32, zero_stage 2`."""
     settings = {key: value for key, value in engine.items() if key != "kind"}
     shown = [
         f"{key} {value}" for key, value in settings.items() if value is not False and value != {}
@@ -45,13 +45,15 @@ def engine_name(engine: dict[str, Any]) -> str:
 
 
 def list_checkpoints(run_dir: Path) -> dict[str, dict[str, Any]]:
-    """Name → `checkpoint_info`, oldest first; where it is damaged, the problem with it.
+    """Name → `checkpoint_info`, oldest first; for corrupt checkpoints, the error message.
 
     Raises:
-        CheckpointError: the folder does not exist.
+        CheckpointError: the directory does not exist.
     """
     if not run_dir.is_dir():
-        raise CheckpointError("run.not_found", f"{run_dir}: no such folder; give a run folder")
+        raise CheckpointError(
+            "run.not_found", f"{run_dir}: no such directory; expected a run directory"
+        )
     found: dict[str, dict[str, Any]] = {}
     for directory in complete_checkpoints(run_dir):
         try:
@@ -62,7 +64,7 @@ def list_checkpoints(run_dir: Path) -> dict[str, dict[str, Any]]:
 
 
 def checkpoints_table(found: dict[str, dict[str, Any]]) -> str:
-    """`list_checkpoints` as people read it."""
+    """Formats the result of `list_checkpoints` as a table."""
     lines = [f"{'':14}{'step':>10}{'tokens':>16}{'MB':>12}{'ranks':>7}  engine"]
     for name, info in found.items():
         if "damaged" in info:

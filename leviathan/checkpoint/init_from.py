@@ -73,7 +73,7 @@ def check_init_from(config: RunConfig, source: Path) -> list[str]:
 
 
 def warn_of(source: Path, differences: list[str]) -> None:
-    """Prints what `check_init_from` returned."""
+    """Prints the warnings of `check_init_from`."""
     for difference in differences:
         say(f"warning: init_from {source}: {difference}", style="yellow")
 

@@ -1,4 +1,4 @@
-"""Where checkpoints lie: run_dir/checkpoints/step-00000123, and which of them count."""
+"""The directories of checkpoints, run_dir/checkpoints/step-00000123, and their selection."""
 
 import json
 import re
@@ -41,7 +41,7 @@ def step_of(directory: Path) -> int:
 
 
 def complete_checkpoints(run_dir: Path) -> list[Path]:
-    """Checkpoints with a manifest, oldest first; anything without one does not exist."""
+    """Checkpoints with a manifest, oldest first; a directory without one is incomplete."""
     folder = run_dir / CHECKPOINTS
     found = [
         path
@@ -52,10 +52,10 @@ def complete_checkpoints(run_dir: Path) -> list[Path]:
 
 
 def resolve_checkpoint(path: Path) -> Path:
-    """The checkpoint a user means: a step's folder, a run, its `checkpoints`, or …/latest.
+    """The checkpoint at a path: a step's directory, a run, its `checkpoints`, or …/latest.
 
     Raises:
-        CheckpointError: there is no complete checkpoint there.
+        CheckpointError: the path contains no complete checkpoint.
     """
     path = Path(path)
     if path.name == "latest" and not path.exists():
@@ -66,8 +66,10 @@ def resolve_checkpoint(path: Path) -> Path:
     run_dir = path.parent if path.name == CHECKPOINTS else path
     steps = complete_checkpoints(run_dir)
     if not steps:
-        reason = "holds no complete checkpoint" if path.is_dir() else "no such folder"
-        _refuse(path, f"{reason}; give a run folder or its checkpoints/step-XXXXXXXX")
+        reason = (
+            "no complete checkpoint in this directory" if path.is_dir() else "no such directory"
+        )
+        _refuse(path, f"{reason}; expected a run directory or its checkpoints/step-XXXXXXXX")
     return steps[-1]
 
 
@@ -76,11 +78,11 @@ def _refuse(path: Path, reason: str) -> None:
 
 
 def read_state(directory: Path, **wanted: type) -> dict[str, Any]:
-    """state.json of a checkpoint: step, tokens, seed, data fingerprint, …
+    """Reads state.json of a checkpoint: step, tokens, seed, data fingerprint, …
 
     Args:
         directory: the checkpoint.
-        wanted: key → type of the values that the caller uses. Integers are non-negative counts.
+        wanted: required key → type of its value. Integers are non-negative counts.
 
     Raises:
         CheckpointError: it is missing or corrupt, or its step differs from the step in the name of
@@ -90,7 +92,7 @@ def read_state(directory: Path, **wanted: type) -> dict[str, Any]:
     try:
         state = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError("checkpoint.corrupt", f"{path}: unreadable ({error})") from error
+        raise CheckpointError("checkpoint.corrupt", f"{path}: cannot be read ({error})") from error
     if not isinstance(state, dict):
         raise CheckpointError("checkpoint.corrupt", f"{path}: corrupt: expected a JSON object")
     named = _STEP.fullmatch(directory.name)
@@ -113,7 +115,7 @@ def read_state(directory: Path, **wanted: type) -> dict[str, Any]:
 
 
 def staging_dir(run_dir: Path, step: int) -> Path:
-    """Where a checkpoint is written before it exists."""
+    """The staging directory in which a checkpoint is written before it is renamed."""
     final = step_dir(run_dir, step)
     return final.with_name(SAVING + final.name)
 
@@ -128,10 +130,11 @@ def superseded(steps: Sequence[int], keep: CheckpointConfig) -> list[int]:
 
 
 def prune(run_dir: Path, keep: CheckpointConfig, step: int) -> None:
-    """Of the complete checkpoints up to the one just saved, removes all that need not be kept.
+    """Deletes the complete checkpoints up to `step` that are superseded.
 
-    The newest `keep_last` stay, and those of every `keep_every`-th step. Interrupted, it leaves no
-    false one. One of a later step is none of this run's: it neither counts nor goes.
+    The latest `keep_last` checkpoints and those of every `keep_every`-th step are kept. An
+    interruption leaves no partial checkpoint. Checkpoints of later steps do not belong to this run:
+    they are neither counted nor deleted.
     """
     ours = [path for path in complete_checkpoints(run_dir) if step_of(path) <= step]
     gone = set(superseded([step_of(path) for path in ours], keep))
@@ -143,23 +146,27 @@ def prune(run_dir: Path, keep: CheckpointConfig, step: int) -> None:
 
 
 def quarantine(directory: Path) -> None:
-    """Renames a checkpoint that cannot be used to damaged-…, and says so; nothing is deleted."""
+    """Renames an unusable checkpoint to damaged-… and reports it; nothing is deleted."""
     name, number = _DAMAGED + directory.name, 1
     while (aside := directory.with_name(name)).exists():
         number += 1
         name = f"{_DAMAGED}{directory.name}-{number}"
     directory.rename(aside)
     say(
-        f"{directory}: unfinished or damaged, set aside as {name}; delete it if you do not need it",
+        f"{directory}: incomplete, corrupt, or of a later step; renamed to {name}. Delete it if "
+        "you do not need it",
         style="yellow",
     )
 
 
 def clean_up(run_dir: Path, step: int) -> None:
-    """Removes incomplete saves and removals, and quarantines checkpoints after `step`.
+    """Prepares the checkpoints directory for resuming from `step`.
+
+    Deletes staging directories and partly deleted checkpoints, and renames the checkpoints from
+    which the run cannot resume.
 
     Raises:
-        CheckpointError: the folder cannot be written to.
+        CheckpointError: the directory is not writable.
     """
     folder = run_dir / CHECKPOINTS
     whole = {path.name for path in complete_checkpoints(run_dir) if step_of(path) <= step}
@@ -171,5 +178,7 @@ def clean_up(run_dir: Path, step: int) -> None:
                 quarantine(path)
     except OSError as error:
         raise CheckpointError(
-            "checkpoint.cleanup_failed", f"{folder}: cannot be put in order ({error})"
+            "checkpoint.cleanup_failed",
+            f"{folder}: cannot delete or rename unusable checkpoints ({error}). Make the directory "
+            "writable",
         ) from error

@@ -1,4 +1,4 @@
-"""Reading checkpoints back: the latest valid one to resume from, or a model alone."""
+"""Loading checkpoints: the latest valid one to resume from, or the model only."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,10 +27,10 @@ PREFIX_TOKEN_KEY = "prefix_token"
 
 
 def latest_valid(run_dir: Path, mesh: Mesh) -> Path | None:
-    """The newest undamaged checkpoint of a run; names each damaged one it passes over. Collective.
+    """The latest valid checkpoint of a run; prints each corrupt one that it skips. Collective.
 
     Raises:
-        CheckpointError: there are checkpoints, and every one is damaged.
+        CheckpointError: all checkpoints of the run are corrupt.
     """
     candidates = mesh.broadcast(complete_checkpoints(run_dir))
     damaged: list[str] = []
@@ -40,7 +40,7 @@ def latest_valid(run_dir: Path, mesh: Mesh) -> Path | None:
                 verify_checkpoint(directory, mesh.rank, mesh.world_size)
         except CheckpointError as error:
             damaged.append(str(error))
-            say(f"Skipping a damaged checkpoint: {error}", style="yellow")
+            say(f"Skipping a corrupt checkpoint: {error}", style="yellow")
             continue
         return directory
     if damaged:
@@ -53,18 +53,18 @@ def latest_valid(run_dir: Path, mesh: Mesh) -> Path | None:
 
 
 def verify_checkpoint(directory: Path, share: int = 0, shares: int = 1) -> int:
-    """Checks a checkpoint: file sizes and hashes, state.json, and that its chunks tile the tensors.
+    """Verifies file sizes, hashes and state.json, and that the chunks cover every tensor.
 
     Args:
         directory: the checkpoint.
-        share: index of the part of the files to hash; ranks divide the files among themselves.
+        share: index of the part of the files to hash; each rank hashes one part.
         shares: number of parts.
 
     Returns:
         The number of files that the manifest lists.
 
     Raises:
-        CheckpointError: names the first file or tensor that is missing or corrupt.
+        CheckpointError: a file or tensor is missing or corrupt; the message names the first one.
     """
     files = verify_manifest(directory, share, shares)
     read_state(directory, step=int)
@@ -78,27 +78,27 @@ def verify_checkpoint(directory: Path, share: int = 0, shares: int = 1) -> int:
 
 
 def read_run_config(directory: Path) -> RunConfig:
-    """The resolved configuration inside a checkpoint.
+    """Reads the resolved configuration in a checkpoint or run directory.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: it is missing or unreadable.
     """
     path = directory / CONFIG
     if not path.is_file():
         raise CheckpointError(
-            "checkpoint.corrupt", f"{path}: missing: nothing says which run this is"
+            "checkpoint.corrupt", f"{path}: missing: the directory has no run configuration"
         )
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError("checkpoint.corrupt", f"{path}: unreadable ({error})") from error
+        raise CheckpointError("checkpoint.corrupt", f"{path}: cannot be read ({error})") from error
     return parse_config(text, RunConfig, str(path))
 
 
 def read_tokenizer(directory: Path, run: RunConfig) -> Tokenizer:
-    """The tokenizer of a checkpoint, with the end-of-text id of its dataset.
+    """Reads the tokenizer of a checkpoint, with the end-of-text id of its dataset.
 
-    The prefix token of an imported model is the token that its own tokenizer puts before a text.
+    The prefix token of an imported model is the token that its own tokenizer prepends to a text.
 
     Raises:
         CheckpointError: its state.json is corrupt.
@@ -111,19 +111,19 @@ def read_tokenizer(directory: Path, run: RunConfig) -> Tokenizer:
     elif IMPORTED_KEY in state:
         say(
             f"warning: {directory} was imported by an earlier version, which did not record the "
-            "prefix token and did not compare token ids: import the folder again",
+            "prefix token and did not compare token ids: import the model again",
             style="yellow",
         )
     return tokenizer
 
 
 def resolve_valid(path: Path) -> Path:
-    """The checkpoint that `resolve_checkpoint` means, or the newest undamaged one before it.
+    """The checkpoint of `resolve_checkpoint`, or the latest valid one before it.
 
-    A step's folder, being named, is the one that is wanted: it must itself be whole.
+    If the path is a step's directory, that checkpoint must itself be valid.
 
     Raises:
-        CheckpointError: missing or damaged.
+        CheckpointError: no checkpoint exists, or none is valid.
     """
     newest = resolve_checkpoint(path)
     if newest == Path(path):
@@ -133,29 +133,33 @@ def resolve_valid(path: Path) -> Path:
         try:
             verify_checkpoint(directory)
         except CheckpointError as error:
-            say(f"Skipping a damaged checkpoint: {error}", style="yellow")
+            say(f"Skipping a corrupt checkpoint: {error}", style="yellow")
             continue
         return directory
-    raise CheckpointError("checkpoint.all_corrupt", f"{path}: every checkpoint in it is damaged")
+    raise CheckpointError(
+        "checkpoint.all_corrupt", f"{path}: all checkpoints in this directory are corrupt"
+    )
 
 
 def load_model(path: Path) -> tuple[CausalLM, RunConfig, dict[str, Any]]:
-    """A trained model on the CPU in fp32, weights only, in evaluation mode.
+    """Loads a trained model on the CPU in fp32, in evaluation mode, without optimizer state.
 
     Args:
-        path: whatever `resolve_checkpoint` takes; of a run, the latest valid checkpoint.
+        path: any path that `resolve_checkpoint` accepts; for a run, the latest valid checkpoint is
+            loaded.
 
     Returns:
         The model, the run's configuration, and state.json.
 
     Raises:
-        CheckpointError: missing, incomplete, damaged, or of another model than its config.yaml.
+        CheckpointError: the checkpoint is missing, incomplete or corrupt, or does not match its
+            config.yaml.
     """
     return read_model(resolve_valid(path))
 
 
 def read_model(directory: Path) -> tuple[CausalLM, RunConfig, dict[str, Any]]:
-    """`load_model` of a folder that `resolve_valid` gave, which is not verified again."""
+    """`load_model` without verification, for a directory returned by `resolve_valid`."""
     config = read_run_config(directory)
     model = CausalLM(config.model)
     fill_model(model, directory)
@@ -163,7 +167,7 @@ def read_model(directory: Path) -> tuple[CausalLM, RunConfig, dict[str, Any]]:
 
 
 def fill_model(model: CausalLM, directory: Path) -> None:
-    """Sets the weights of a model on the CPU to a checkpoint's; nothing else of it is read.
+    """Loads only the weights of a checkpoint into a model on the CPU.
 
     Raises:
         CheckpointError: it belongs to another model, or a weight is not finite.
@@ -175,10 +179,10 @@ def fill_model(model: CausalLM, directory: Path) -> None:
 
 
 def check_finite(tensors: Mapping[str, Tensor], source: str) -> None:
-    """Refuses weights that contain NaN or infinities.
+    """Checks that weights contain no NaN or infinity.
 
     Raises:
-        CheckpointError: names the tensors.
+        CheckpointError: a weight is not finite; the message names the tensors.
     """
     counts = {name: int((~t.isfinite()).sum()) for name, t in tensors.items()}
     wrong = [f"{name} ({n:,} of {tensors[name].numel():,})" for name, n in counts.items() if n]
@@ -192,6 +196,6 @@ def check_finite(tensors: Mapping[str, Tensor], source: str) -> None:
 
 
 def weight_shards(model: CausalLM) -> list[FlatShard]:
-    """All weights of an unsharded model, under their names in a checkpoint."""
+    """All weights of an unsharded model as slices, with their names in a checkpoint."""
     parameters = ((WEIGHTS + name, p.data) for name, p in model.named_parameters())
     return [FlatShard(key, tuple(p.shape), 0, p.view(-1)) for key, p in parameters]

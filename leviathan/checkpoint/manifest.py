@@ -1,4 +1,7 @@
-"""manifest.json: names, sizes and hashes of a checkpoint's files. Written last, it is the proof."""
+"""manifest.json: names, sizes and hashes of a checkpoint's files. Written last.
+
+A checkpoint is complete if and only if it has a manifest.
+"""
 
 import hashlib
 import json
@@ -10,13 +13,13 @@ from leviathan.errors import CheckpointError
 from leviathan.files import write_atomic
 
 MANIFEST, CONFIG, STATE = "manifest.json", "config.yaml", "state.json"
-RUN = "run.json"  # beside config.yaml in a run folder
-# A manifest that does not list these proves nothing.
+RUN = "run.json"  # next to config.yaml in a run directory
+# A manifest that does not list these is invalid.
 REQUIRED = (CONFIG, STATE, ".metadata")
 
 
 def file_names(directory: Path) -> list[str]:
-    """Every file of a checkpoint but the manifest, relative and in order."""
+    """The relative paths of all files of a checkpoint except the manifest, sorted."""
     return sorted(
         str(path.relative_to(directory))
         for path in directory.rglob("*")
@@ -25,7 +28,7 @@ def file_names(directory: Path) -> list[str]:
 
 
 def fingerprint(directory: Path, names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Size and sha256 of the named files."""
+    """Size and SHA-256 of the named files."""
     entries = {}
     for name in names:
         with (directory / name).open("rb") as file:
@@ -35,48 +38,51 @@ def fingerprint(directory: Path, names: Iterable[str]) -> dict[str, dict[str, An
 
 
 def write_manifest(directory: Path, entries: dict[str, dict[str, Any]]) -> None:
-    """Writes the manifest and sees it onto the disk."""
+    """Writes the manifest durably."""
     write_json(directory / MANIFEST, {"files": entries})
 
 
 def read_manifest(directory: Path) -> dict[str, dict[str, Any]]:
-    """File name → {bytes, sha256}.
+    """Reads the manifest: file name → {bytes, sha256}.
 
     Raises:
-        CheckpointError: there is none (a half-written checkpoint), or it is not one that
-            `write_manifest` wrote.
+        CheckpointError: it is missing (an incomplete checkpoint) or corrupt.
     """
     path = directory / MANIFEST
     try:
         entries = json.loads(path.read_text())["files"]
         for entry in entries.values():
             if not (isinstance(entry["bytes"], int) and isinstance(entry["sha256"], str)):
-                raise TypeError("sizes are numbers, hashes are texts")
+                raise TypeError("expected integer sizes and string hashes")
     except FileNotFoundError:
         raise CheckpointError(
-            "checkpoint.incomplete", f"{directory}: no {MANIFEST}: not a finished checkpoint"
+            "checkpoint.incomplete",
+            f"{directory}: {MANIFEST} is missing: the checkpoint is incomplete. Use another one",
         ) from None
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise CheckpointError(
-            "checkpoint.corrupt", f"{path}: damaged ({type(error).__name__}: {error})"
+            "checkpoint.corrupt", f"{path}: corrupt ({type(error).__name__}: {error})"
         ) from error
     tensors = [file.name for file in directory.glob("*.distcp")]
     unlisted = [name for name in (*REQUIRED, *sorted(tensors)) if name not in entries]
     if unlisted:
         raise CheckpointError(
-            "checkpoint.corrupt", f"{path}: damaged: it does not list {', '.join(unlisted)}"
+            "checkpoint.corrupt", f"{path}: corrupt: it does not list {', '.join(unlisted)}"
         )
     return entries
 
 
 def verify_manifest(directory: Path, share: int = 0, shares: int = 1) -> int:
-    """Re-hashes a checkpoint's files; ranks split the work as (share, shares).
+    """Verifies the sizes and hashes of a checkpoint's files.
+
+    Each rank checks all sizes and hashes part `share` of `shares`.
 
     Returns:
         The number of files that the manifest lists.
 
     Raises:
-        CheckpointError: naming the first file that is missing, of another size, or changed.
+        CheckpointError: a file is missing, has another size, or has changed; the message names the
+            first one.
     """
     entries = read_manifest(directory)
     for name, entry in entries.items():
@@ -88,17 +94,18 @@ def verify_manifest(directory: Path, share: int = 0, shares: int = 1) -> int:
         if path.stat().st_size != entry["bytes"]:
             raise CheckpointError(
                 "checkpoint.corrupt",
-                f"{path}: damaged: {path.stat().st_size:,} bytes, the manifest says "
-                f"{entry['bytes']:,}",
+                f"{path}: corrupt: expected {entry['bytes']:,} bytes, found "
+                f"{path.stat().st_size:,}",
             )
     for name in sorted(entries)[share::shares]:
         if fingerprint(directory, [name])[name] != entries[name]:
             raise CheckpointError(
-                "checkpoint.corrupt", f"{directory / name}: damaged: its sha256 has changed"
+                "checkpoint.corrupt",
+                f"{directory / name}: corrupt: its SHA-256 differs from the manifest",
             )
     return len(entries)
 
 
 def write_json(path: Path, value: Any) -> None:
-    """JSON that is on the disk, whole, when this returns."""
+    """Writes JSON atomically and durably."""
     write_atomic(path, (json.dumps(value, indent=1) + "\n").encode())

@@ -1,4 +1,4 @@
-"""One checkpoint, written so that it either exists whole or not at all."""
+"""Saving a checkpoint atomically: it is either complete or does not exist."""
 
 import os
 import shutil
@@ -31,24 +31,25 @@ def save_checkpoint(
     state: dict[str, Any],
     write_tensors: Callable[[Path], SaveFuture],
 ) -> SaveFuture:
-    """Writes run_dir/checkpoints/step-XXXXXXXX. Collective; `state["step"]` names it.
+    """Writes run_dir/checkpoints/step-XXXXXXXX, where `state["step"]` is the step. Collective.
 
-    Everything goes into a temporary folder: tensors by every rank, then state, configuration and
-    tokenizer, then the manifest, then one rename. Only one save at a time: wait for the former.
+    All files are written to a staging directory: tensors by every rank, then state, configuration
+    and tokenizer, then the manifest; then the directory is renamed. Only one save may run at a
+    time: wait for the previous one first.
 
     Args:
-        config: the run, which is copied into the checkpoint; `checkpoint.async_save` says whether
-            this returns before all is written.
-        mesh: the ranks that write.
-        state: what state.json must hold.
-        write_tensors: collective; begins to write this run's weights and moments into a folder.
+        config: run configuration, which is copied into the checkpoint. With
+            `checkpoint.async_save` the save is asynchronous.
+        mesh: the process mesh.
+        state: content of state.json.
+        write_tensors: collective; starts writing weights and moments into a directory.
 
     Returns:
-        What to wait for.
+        The handle to wait for.
 
     Raises:
-        CheckpointError: (here or in waiting) the disk is full or a file cannot be written; older
-            checkpoints stay.
+        CheckpointError: the disk is full or a file cannot be written; raised here or by the
+            handle. Older checkpoints are unchanged.
     """
     final = step_dir(config.run_dir, state["step"])
     draft = staging_dir(config.run_dir, state["step"])
@@ -65,10 +66,10 @@ def save_checkpoint(
 
 
 def try_saving(run_dir: Path, mesh: Mesh, write_tensors: Callable[[Path], SaveFuture]) -> None:
-    """Writes the tensors of a checkpoint and removes them again. Collective.
+    """Writes the tensors of a checkpoint and deletes them, as a test before training. Collective.
 
     Raises:
-        CheckpointError: they cannot be written, so that a run need not find out hours later.
+        CheckpointError: the tensors cannot be written.
     """
     draft = staging_dir(run_dir, 0)
     with _discarded_on_error(draft, mesh):
@@ -88,7 +89,7 @@ def _make_staging(draft: Path, mesh: Mesh) -> None:
 
 
 def _finish(draft: Path, final: Path, config: RunConfig, mesh: Mesh, state: dict[str, Any]) -> None:
-    """Everything but the tensors."""
+    """Writes all other files and the manifest, and renames the staging directory."""
     with mesh.sync_errors():
         if mesh.rank == 0:
             _write_small_files(draft, config, state)
@@ -104,7 +105,7 @@ def _finish(draft: Path, final: Path, config: RunConfig, mesh: Mesh, state: dict
 
 @contextmanager
 def _discarded_on_error(draft: Path, mesh: Mesh) -> Iterator[None]:
-    """What fails leaves no draft behind, and is one message."""
+    """On an error, deletes the staging directory and raises one CheckpointError."""
     try:
         yield
     except Exception as error:
@@ -113,8 +114,8 @@ def _discarded_on_error(draft: Path, mesh: Mesh) -> Iterator[None]:
         final = draft.with_name(draft.name.removeprefix(SAVING))
         raise CheckpointError(
             "checkpoint.save_failed",
-            f"{final}: could not be saved ({error}); the checkpoints before it are untouched "
-            f"({format_bytes(shutil.disk_usage(final.parent.parent).free)} are free there)",
+            f"{final}: could not be saved ({error}); earlier checkpoints are unchanged "
+            f"({format_bytes(shutil.disk_usage(final.parent.parent).free)} free on this disk)",
         ) from error
 
 
@@ -125,9 +126,9 @@ def _write_small_files(draft: Path, config: RunConfig, state: dict[str, Any]) ->
 
 
 def _commit(draft: Path, final: Path) -> None:
-    """The rename that makes a checkpoint exist."""
+    """Renames the staging directory to the final one."""
     if final.exists():
-        # No one else writes here: what is in the way appeared during the run.
+        # The run directory is locked, so this directory was created from outside during the run.
         quarantine(final)
     draft.rename(final)
     folder = os.open(final.parent, os.O_RDONLY)

@@ -1,18 +1,18 @@
-"""A save that may continue while training does."""
+"""A save that may run in the background of training."""
 
 import threading
 from collections.abc import Callable
 
 
 class SaveFuture:
-    """Work that began when this was made, in a thread of its own or on the spot.
+    """Handle of a save that starts on construction, in a background thread or synchronously.
 
-    The thread dies with the process: what it has not finished is a draft that the next start
-    clears away.
+    The thread ends with the process: an unfinished save leaves a staging directory, which the next
+    start removes.
 
     Args:
-        work: what to do; for all ranks the same, as it may communicate.
-        background: whether to return before it is done.
+        work: function to run; the same on all ranks, because it may communicate.
+        background: whether to run it in a thread and return immediately.
     """
 
     def __init__(self, work: Callable[[], None], background: bool) -> None:
@@ -32,11 +32,11 @@ class SaveFuture:
 
     @property
     def failed(self) -> bool:
-        """True as soon as the work has ended in an error, which `wait` raises."""
+        """True once the save has failed; `wait` raises its error."""
         return self._error is not None
 
     def wait(self) -> None:
-        """Returns when everything is written; raises what the writing raised."""
+        """Blocks until the save is complete, and raises its error if it failed."""
         if self._thread is not None:
             self._thread.join()
         if self._error is not None:

@@ -1,4 +1,4 @@
-"""Training engines behind one protocol, and the one place where an engine is chosen."""
+"""Training engines behind one protocol, and the factory that selects one."""
 
 from collections.abc import Callable
 
@@ -9,16 +9,16 @@ from leviathan.parallel.mesh import Mesh
 
 
 def build_engine(model_factory: Callable[[], CausalLM], plan: RunPlan, mesh: Mesh) -> Engine:
-    """The engine that the configuration names, with the model inside. Collective.
+    """Builds the engine named in the configuration, including its model. Collective.
 
     Args:
-        model_factory: builds the model with its weights of step 0, the same on every rank.
+        model_factory: builds the model with its initial weights, identical on every rank.
         plan: configuration and world size.
-        mesh: the ranks, already connected.
+        mesh: the initialized process mesh.
 
     Raises:
-        ConfigError: further DeepSpeed keys (`engine.extra`) that contradict the plan, or a number
-            of replicas that does not divide the ranks.
+        ConfigError: DeepSpeed keys in `engine.extra` contradict the plan, or `engine.dp_replicate` does
+            not divide the number of data-parallel ranks.
     """
     if plan.config.engine.kind == "fsdp2":
         from leviathan.engine.fsdp2 import Fsdp2Engine

@@ -1,4 +1,4 @@
-"""What a training engine is: cut at a whole optimizer step."""
+"""The `Engine` protocol: one method call per optimizer step."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -20,18 +20,18 @@ from leviathan.parallel.tensor_parallel import NamedTensors, TPLayout
 
 @dataclass(frozen=True)
 class StepStats:
-    """What one optimizer step was, the same on every rank."""
+    """Statistics of one optimizer step, identical on every rank."""
 
     loss: float  # nats per valid target token, over the global batch
     grad_norm: float  # global L2 norm before clipping
     tokens: int  # valid target tokens of the global batch
-    skipped: bool  # True: loss or gradients were not finite; weights and moments are as before
+    skipped: bool  # loss or gradients were not finite; weights and moments are unchanged
     clip_norms: tuple[float, ...] = ()  # argument of `GuardedAdamW.clip`; grad_norm² = Σ norm²
 
 
 @dataclass(frozen=True)
 class ParamState:
-    """One whole parameter and its moments, fp32, on the CPU."""
+    """One full parameter and its moments, fp32, on the CPU."""
 
     name: str
     weight: Tensor
@@ -40,52 +40,52 @@ class ParamState:
 
 
 class Engine(Protocol):
-    """Every method is collective: all ranks call it together, with the same step in mind."""
+    """Training engine. Every method is collective: all ranks call it for the same step."""
 
     optimizer_steps: int
-    """AdamW updates applied so far: finished steps less the skipped ones."""
+    """AdamW updates applied so far: finished steps minus skipped steps."""
 
     def train_step(self, microbatches: Sequence[Batch], lr: float) -> StepStats:
         """Forward, backward and one AdamW update with learning rate `lr`."""
         ...
 
     def score(self, batch: Batch) -> TokenScores:
-        """Per-token negative log-likelihoods of this rank's rows [B, T]; no gradient."""
+        """Per-token negative log-likelihoods `[B, T]` of this rank's samples, without gradient."""
         ...
 
     def save(self, directory: Path) -> SaveFuture:
-        """Writes weights and moments into an existing folder; perhaps in the background.
+        """Writes weights and moments into an existing directory, possibly asynchronously.
 
-        What happens to them afterwards is not in it.
+        Later updates do not affect what is written.
         """
         ...
 
     def load(self, directory: Path) -> None:
-        """Reads weights and moments that any layout wrote."""
+        """Loads weights and moments written by any parallel layout."""
         ...
 
     def iter_full_state(self) -> Iterator[ParamState]:
-        """Whole parameters with their moments, one at a time, by canonical name."""
+        """Yields full parameters with their moments, one at a time, by canonical name."""
         ...
 
 
 def global_targets(microbatches: Sequence[Batch], mesh: Mesh) -> int:
-    """Valid target tokens of a step over all data-parallel ranks. Collective."""
+    """Number of valid target tokens of a step over all data-parallel ranks. Collective."""
     return int(mesh.sum(sum(batch.n_targets for batch in microbatches))[0]) // mesh.tp
 
 
 def step_stats(nll: Tensor, squares: Tensor, tokens: int, mesh: Mesh) -> StepStats:
-    """What a step was, before its update is made or omitted. Collective.
+    """Computes the statistics of a step before its update is applied or skipped. Collective.
 
-    The squared norms are at once the finite check: no other reduction is needed for it. All values
-    are read at once, the only time in a step that the device is waited for: whether there is an
-    update at all hangs on them, in DeepSpeed on the CPU.
+    The squared norms also serve as the finite check, so that no other reduction is needed. All
+    values are read in one device synchronization, the only one in a step: the decision whether to
+    apply the update depends on them, in DeepSpeed on the CPU.
 
     Args:
-        nll: this rank's sum over targets, float64.
+        nll: this rank's sum of the negative log-likelihood over targets, float64.
         squares: this rank's part of the squared gradient norms by clip index, float64 `[n]`.
-        tokens: valid targets of the global batch.
-        mesh: the ranks.
+        tokens: number of valid targets of the global batch.
+        mesh: the process mesh.
     """
     local = torch.cat([(nll / mesh.tp).view(1), squares.to(nll.device)])
     nll_sum, *sums = mesh.sum(*local.tolist())
@@ -99,8 +99,8 @@ def squared_norms(
 ) -> Tensor:
     """Σ g² by clip index `[n]`, in fp32 within a tensor and in fp64 over tensors.
 
-    Not finite if a gradient is not finite. Summed over tensor-parallel ranks, each element of the
-    full parameters counts once. The result is left on the device.
+    The result is not finite if a gradient is not finite. In the sum over tensor-parallel ranks,
+    each element of the full parameters counts once. The result stays on the device.
     """
     count = adamw.clip_count
     if not gradients:
@@ -117,5 +117,5 @@ def squared_norms(
 
 @cache
 def _on_device(values: tuple[tuple[float, ...], ...], device: torch.device) -> Tensor:
-    """The same in every step: copied there once, as a copy waits for the device."""
+    """The values as a cached device tensor: they are constant, and a copy synchronizes."""
     return torch.tensor(values, dtype=torch.float64, device=device)

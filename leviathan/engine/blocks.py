@@ -1,4 +1,4 @@
-"""What both engines may do to the decoder's blocks before they take the model over."""
+"""Compilation and activation checkpointing of the decoder blocks, for both engines."""
 
 from functools import partial
 
@@ -10,16 +10,16 @@ from leviathan.model.transformer import CausalLM
 
 
 def prepare_blocks(model: CausalLM, engine: EngineConfig) -> None:
-    """Compiles the blocks and has them recompute their activations, where that is wanted.
+    """Applies `torch.compile` and activation checkpointing to the blocks, as configured.
 
-    Only their `forward` is replaced: names stay, and what an engine hooks onto a block (gathering
-    its weights) goes around both.
+    Only `forward` is replaced: parameter names are unchanged, and the hooks that an engine
+    registers on a block (gathering its weights) run outside both.
     """
     for block in model.model.layers:
         if engine.compile:
             block.forward = torch.compile(block.forward)
         if engine.activation_checkpointing:
-            # Nothing in a block is random.
+            # Blocks use no random numbers.
             block.forward = partial(
                 checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False
             )

@@ -28,28 +28,28 @@ from leviathan.parallel.tensor_parallel import apply_tp
 
 
 def _import_deepspeed(device: torch.device) -> Any:
-    """DeepSpeed without its chatter, and without compiling anything on the CPU."""
+    """Imports DeepSpeed with its log output reduced and without compilation on the CPU."""
     if device.type == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     warnings.filterwarnings("ignore", module=r"deepspeed\..*")
-    # It still calls by their former names what torch has renamed.
+    # DeepSpeed uses deprecated names of torch functions.
     warnings.filterwarnings("ignore", r"`torch\.distributed\..* is deprecated", FutureWarning)
     import deepspeed
     import deepspeed.ops
 
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     if device.type == "cpu":
-        # Its shared-memory all-reduce is compiled on first use: minutes, a lock file that outlives
-        # a killed run, and 66 MiB a rank left in /dev/shm. Gloo gives the same losses.
+        # Its shared-memory all-reduce is compiled on first use, which takes minutes, leaves a lock
+        # file after a killed run and 66 MiB per rank in /dev/shm. Gloo gives the same losses.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed
 
 
 @contextmanager
 def _refused_keys(extra: Mapping[str, Any]) -> Iterator[None]:
-    """DeepSpeed checks its configuration while it starts, with errors of many kinds.
+    """Converts the errors that DeepSpeed raises for invalid `engine.extra` keys to ConfigError.
 
-    A RuntimeError is the machine's (memory, communication) and stays what it is.
+    A RuntimeError concerns the system (memory, communication) and is raised unchanged.
     """
     try:
         yield
@@ -60,8 +60,8 @@ def _refused_keys(extra: Mapping[str, Any]) -> Iterator[None]:
             raise
         raise ConfigError(
             "engine.invalid_extra",
-            f"engine.extra: DeepSpeed cannot start with {dict(extra)}: "
-            f"{type(error).__name__}: {error}",
+            f"engine.extra: DeepSpeed refused {dict(extra)}: {type(error).__name__}: {error}. "
+            "Correct or remove these keys",
         ) from error
 
 
@@ -81,10 +81,10 @@ class DeepSpeedEngine:
         exact = {n: p.detach().clone() for n, p in model.named_parameters() if rounds}
         prepare_blocks(model, engine)
         self._adamw = build_optimizer(model, plan.config.optim)
-        # Some of its optimizers take a step on zero gradients while they start: that would decay
-        # the weights and put AdamW's bias correction one step ahead.
+        # Some of its optimizers take a step on zero gradients during initialization, which would
+        # decay the weights and advance AdamW's bias correction by one step.
         self._adamw.skip_step = True
-        # bf16 at stage 1 prints its memory while it starts.
+        # bf16 at stage 1 prints its memory use during initialization.
         with redirect_stdout(io.StringIO()), _refused_keys(engine.extra):
             self._ds, self._wrapped, _, _ = deepspeed.initialize(
                 model=model,
@@ -100,7 +100,7 @@ class DeepSpeedEngine:
             self._shards, shapes, self._layout, self._adamw, mesh, background
         )
         if exact:
-            # DeepSpeed makes the masters from weights that it has rounded already.
+            # DeepSpeed creates the masters from weights that are already rounded to bf16.
             self._state.fill_weights(exact)
 
     # ------------------------------------------------------------ training
@@ -108,9 +108,9 @@ class DeepSpeedEngine:
     def train_step(self, microbatches: Sequence[Batch], lr: float) -> StepStats:
         """One optimizer step on this rank's part of a global batch; see `Engine`.
 
-        Loss = Σ nll / number of valid targets, both over the global batch, however unequally the
-        tokens lie on ranks and micro-batches. DeepSpeed averages gradients over the dp ranks, so
-        each rank's sum is scaled by dp / number.
+        Loss = Σ nll / number of valid targets, both over the global batch, independent of how the
+        tokens are distributed over ranks and micro-batches. DeepSpeed averages gradients over the
+        dp ranks, so each rank's sum is scaled by dp / number.
         """
         mesh = self._mesh
         tokens = global_targets(microbatches, mesh)
@@ -133,10 +133,10 @@ class DeepSpeedEngine:
         return stats
 
     def _gradient_squares(self) -> torch.Tensor:
-        """This rank's part of the squared gradient norms by clip index; settles the gradients.
+        """This rank's part of the squared gradient norms by clip index.
 
-        DeepSpeed looks for infinities in some stages and precisions only, so this serves as the
-        finite check of all.
+        Also synchronizes the replicated gradients. DeepSpeed checks for infinities only in some
+        stages and precisions, so this is the finite check of all of them.
         """
         gradients, replicated = zero.reduced_gradients(self._ds.module, self._wrapped, self._shards)
         self._layout.sync_replicated_grads(gradients)
@@ -145,7 +145,7 @@ class DeepSpeedEngine:
 
     @torch.no_grad()
     def score(self, batch: Batch) -> TokenScores:
-        """Per-token nll and is-greedy [B, T] of this rank's rows."""
+        """Per-token nll and is-greedy `[B, T]` of this rank's samples."""
         batch = batch.to(self._mesh.device)
         self._ds.eval()
         return self._ds.module(

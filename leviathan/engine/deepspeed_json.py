@@ -1,4 +1,4 @@
-"""DeepSpeed's JSON: derived from the plan, with the user's further keys merged in."""
+"""The DeepSpeed configuration: derived from the plan, merged with the keys of `engine.extra`."""
 
 import copy
 from typing import Any
@@ -8,7 +8,7 @@ from leviathan.config.schema import DeepSpeedConfig
 from leviathan.errors import ConfigError
 from leviathan.model.parallel_layout import reduce_bucket
 
-# Keys that would take over what the rest of the program decides: → where to say it instead.
+# DeepSpeed keys that are derived from our configuration → the key to set instead.
 RESERVED = {
     "optimizer": "optim",
     "scheduler": "optim.schedule",
@@ -23,20 +23,21 @@ RESERVED = {
 
 
 def deepspeed_json(plan: RunPlan) -> dict[str, Any]:
-    """The whole DeepSpeed configuration of a run.
+    """Builds the complete DeepSpeed configuration of a run.
 
     Raises:
-        ConfigError: a key of `engine.extra` contradicts what follows from the plan, or cannot be.
+        ConfigError: a key of `engine.extra` contradicts a value derived from the plan, or is
+            invalid.
     """
     engine = plan.config.engine
     assert isinstance(engine, DeepSpeedConfig)
     derived: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": plan.config.train.micro_batch_size,
         "gradient_accumulation_steps": plan.micro_batches,
-        "gradient_clipping": 0.0,  # AdamW clips: its norm counts tensor-parallel ranks rightly
-        # Partitions in another order would be read and saved wrongly.
+        "gradient_clipping": 0.0,  # AdamW clips: its norm handles tensor-parallel ranks correctly
+        # The saved shards assume partitions in parameter order.
         "zero_optimization": {"stage": engine.zero_stage, "round_robin_gradients": False},
-        "zero_allow_untested_optimizer": True,  # ours is torch's AdamW with a veto
+        "zero_allow_untested_optimizer": True,  # torch's AdamW that can skip a step
         "communication_data_type": "fp32",
         "bf16": {"enabled": engine.precision == "bf16"},
     }
@@ -45,23 +46,24 @@ def deepspeed_json(plan: RunPlan) -> dict[str, Any]:
         derived["data_types"] = {"grad_accum_dtype": "fp32"}
     if engine.offload_optimizer:
         derived["zero_optimization"]["offload_optimizer"] = {"device": "cpu"}
-        derived["zero_force_ds_cpu_optimizer"] = False  # as untested as above
+        derived["zero_force_ds_cpu_optimizer"] = False  # see zero_allow_untested_optimizer
     for key, instead in RESERVED.items():
         if key in engine.extra:
             raise ConfigError(
                 "engine.derived_key",
-                f"engine.extra.{key}: this follows from the configuration; set {instead} instead",
+                f"engine.extra.{key}: this key is derived from the configuration. Set {instead} "
+                "instead",
             )
     merged = copy.deepcopy(derived)
     merged["steps_per_print"] = 2**31 - 1
-    # DeepSpeed allocates the whole bucket, however small the model.
+    # DeepSpeed allocates the full bucket, regardless of the model's size.
     merged["zero_optimization"]["reduce_bucket_size"] = reduce_bucket(plan.config.model)
     _merge(merged, engine.extra, derived, "engine.extra")
     every = merged["steps_per_print"]
     if type(every) is not int or every < 1:
         raise ConfigError(
             "engine.invalid_extra",
-            f"engine.extra.steps_per_print={every!r}: expected a whole number from 1",
+            f"engine.extra.steps_per_print={every!r}: expected an integer of at least 1",
         )
     return merged
 
@@ -74,8 +76,8 @@ def _merge(into: dict[str, Any], extra: dict[str, Any], derived: Any, path: str)
         elif fixed is not None and fixed != value:
             raise ConfigError(
                 "engine.derived_key",
-                f"{path}.{key}={value!r} contradicts {fixed!r}, which follows from the rest of the "
-                "configuration: change it there",
+                f"{path}.{key}={value!r}: this value is derived from the rest of the configuration "
+                f"as {fixed!r}. Remove the key, or change the configuration",
             )
         else:
             into[key] = copy.deepcopy(value)

@@ -1,4 +1,4 @@
-"""FSDP2 behind the Engine protocol: every parameter cut by rows over the data-parallel ranks."""
+"""FSDP2 behind the Engine protocol: parameters sharded by dimension 0 over data-parallel ranks."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -27,8 +27,8 @@ from leviathan.parallel.tensor_parallel import NamedTensors, apply_tp
 class Fsdp2Engine:
     """Full or hybrid sharding (HSDP); fp32, or bf16 with fp32 masters and fp32 reduction.
 
-    AdamW works on this rank's rows as plain tensors in the memory of FSDP2's own shards: the same
-    optimizer as everywhere, without the cost of distributed tensors.
+    AdamW updates this rank's shards as plain tensors that share memory with FSDP2's shards: the
+    same optimizer as in the other engines, without the overhead of distributed tensors.
     """
 
     def __init__(self, model_factory: Callable[[], CausalLM], plan: RunPlan, mesh: Mesh) -> None:
@@ -38,7 +38,8 @@ class Fsdp2Engine:
             raise ConfigError(
                 "parallel.indivisible",
                 f"engine.dp_replicate={engine.dp_replicate} does not divide the {mesh.dp} "
-                "data-parallel ranks. Set a divisor, or start another number of ranks.",
+                "data-parallel ranks. Set engine.dp_replicate to a divisor of this number, or start "
+                "another number of ranks",
             )
         self._mesh, self._replicas = mesh, engine.dp_replicate
         self.optimizer_steps = 0
@@ -54,7 +55,7 @@ class Fsdp2Engine:
         self._model = model
         self._sharded = cast(FSDPModule, model)
         self._adamw = build_optimizer(model, plan.config.optim)
-        # Where the model is gathered, its attributes are the whole parameters: hold on to ours.
+        # While the model is gathered, its attributes are the full parameters: keep the shards.
         self._rows = dict(model.named_parameters())
         masters = {name: nn.Parameter(_local(p.detach())) for name, p in self._rows.items()}
         self._masters = {name: p for name, p in masters.items() if p.numel()}
@@ -66,7 +67,7 @@ class Fsdp2Engine:
         self._state = ShardedState(shards, shapes, self._layout, self._adamw, mesh, background)
 
     def _shard_of(self, name: str, shape: tuple[int, ...]) -> OptimizerShard:
-        """FSDP2 cuts the first dimension into equal parts, of which the last may be smaller."""
+        """FSDP2 splits dimension 0 into equal parts, of which the last may be smaller."""
         ranks = self._mesh.dp // self._replicas
         replica, rank = divmod(self._mesh.dp_rank, ranks)
         master = self._masters[name]
@@ -81,8 +82,8 @@ class Fsdp2Engine:
         """One optimizer step on this rank's part of a global batch; see `Engine`.
 
         Loss = Σ nll / number of valid targets, both over the global batch. FSDP2 averages
-        gradients over the dp ranks, so each rank's sum is scaled by dp / number. They are reduced
-        after every micro-batch, so that none is ever held whole.
+        gradients over the dp ranks, so each rank's sum is scaled by dp / number. Gradients are
+        reduced after every micro-batch, so that no rank holds a full one.
         """
         mesh = self._mesh
         tokens = global_targets(microbatches, mesh)
@@ -108,7 +109,7 @@ class Fsdp2Engine:
         return stats
 
     def _take_gradients(self) -> NamedTensors:
-        """Moves the reduced gradients of this rank's rows to where AdamW looks for them."""
+        """Moves the reduced gradients of this rank's shards to AdamW's parameters."""
         for name, rows in self._rows.items():
             if name in self._masters and rows.grad is not None:
                 self._masters[name].grad = _local(rows.grad)
@@ -123,13 +124,13 @@ class Fsdp2Engine:
 
     @torch.no_grad()
     def score(self, batch: Batch) -> TokenScores:
-        """Per-token nll and is-greedy [B, T] of this rank's rows."""
+        """Per-token nll and is-greedy `[B, T]` of this rank's samples."""
         batch = batch.to(self._mesh.device)
         self._model.eval()
         scores = self._model(
             batch.input_ids, batch.targets, batch.unique_ids, batch.inverse, output="scores"
         )
-        self._sharded.reshard()  # without a backward pass the last weights would stay gathered
+        self._sharded.reshard()  # without a backward pass the last weights remain gathered
         return scores
 
     # ------------------------------------------------------------ state
@@ -148,7 +149,7 @@ class Fsdp2Engine:
 
 
 def _local(sharded: Tensor) -> Tensor:
-    """This rank's rows, in the memory of the sharded tensor itself."""
+    """This rank's shard, sharing memory with the sharded tensor."""
     return cast(DTensor, sharded).to_local()
 
 
@@ -162,7 +163,7 @@ def _device_mesh(mesh: Mesh, replicas: int) -> DeviceMesh:
 
 
 def _shard(model: CausalLM, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> None:
-    """One group of parameters a block; a tied table stays with the head, which also uses it."""
+    """Shards one parameter group per block; a tied table stays in the root group with the head."""
     parts: list[nn.Module] = list(model.model.layers)
     if not model.lm_head.tied:
         parts.insert(0, model.model.embed_tokens)

@@ -1,9 +1,8 @@
-"""What every engine holds of the model, as flat slices of fp32 masters, and what is done with them.
+"""Each rank's part of the model and optimizer state, as flat slices of fp32 master weights.
 
-However an engine cuts parameters up, a rank's part of one is a run of its elements in row-major
-order: a ZeRO partition, some rows of an FSDP2 shard, or all of it. Under tensor parallelism that is
-a run of the elements of a part. Saving, loading and assembling whole parameters need to know no
-more.
+In every engine, a rank's part of a parameter is a contiguous range of its elements in row-major
+order: a ZeRO partition, an FSDP2 shard, or the full parameter. With tensor parallelism it is a
+range of a tensor-parallel part. Saving, loading and assembling full parameters use only this.
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,21 +30,21 @@ class OptimizerShard:
     """The part of one parameter that this rank's AdamW updates."""
 
     name: str
-    shape: tuple[int, ...]  # as this rank's model has it: under tensor parallelism perhaps a part
-    start: int  # of the parameter, flattened
+    shape: tuple[int, ...]  # in this rank's model: with tensor parallelism possibly a part
+    start: int  # first element in the flattened parameter
     count: int
-    master: Tensor  # fp32, any shape: what AdamW knows as a parameter
-    offset: int  # of the flattened master
-    copy: int = 0  # which of `copies` equal ones, each held by other ranks, this is
+    master: Tensor  # fp32, any shape: the parameter that AdamW updates
+    offset: int  # first element in the flattened master
+    copy: int = 0  # index of this replica among `copies`, each held by other ranks
     copies: int = 1
-    chunk: Chunk | None = None  # the part of the whole parameter that `shape` is; None: all of it
+    chunk: Chunk | None = None  # the part of the full parameter that `shape` covers; None: all
 
     def with_tp_group(self, peers: TPGroup, cut: Cut | None) -> "OptimizerShard":
-        """The same shard, with its place among tensor-parallel peers.
+        """Returns the shard with its position among the tensor-parallel ranks.
 
         Args:
-            peers: ranks that have the other parts of the parameter, or the same one.
-            cut: how it is cut; None: it is whole on all of them.
+            peers: the tensor-parallel ranks, which hold the other parts or replicas.
+            cut: how the parameter is split; None if it is replicated.
         """
         if cut is None:
             copy = self.copy * peers.size + peers.rank
@@ -56,23 +55,23 @@ class OptimizerShard:
 
     @property
     def weight(self) -> Tensor:
-        """[count] view of the fp32 master."""
+        """`[count]` view of the fp32 master."""
         return self.view_of(self.master.detach())
 
     def tensors(self, optimizer: GuardedAdamW) -> dict[str, Tensor]:
-        """Prefix in a checkpoint → [count] view of what is held: weight and both moments."""
+        """Prefix in a checkpoint → `[count]` view of the weight and both moments."""
         state = _state_of(optimizer, self.master)
         return dict(
             zip(PREFIXES, (self.weight, *(self.view_of(state[k]) for k in MOMENTS)), strict=True)
         )
 
     def view_of(self, whole: Tensor) -> Tensor:
-        """[count] view of what this shard is in a tensor as large as the master."""
+        """`[count]` view of this shard in a tensor of the master's size."""
         return whole.view(-1).narrow(0, self.offset, self.count)
 
 
 def _state_of(optimizer: GuardedAdamW, master: Tensor) -> dict[str, Tensor]:
-    """AdamW's state of a master; before its first step as AdamW would begin it."""
+    """AdamW's state of a master; initialized as AdamW does if there is none."""
     state = optimizer.state[master]
     if not state:
         fused = optimizer.defaults["fused"]
@@ -86,12 +85,12 @@ class ShardedState:
     """This rank's shards of the weights and moments of one model.
 
     Args:
-        shards: in the order of `shapes`; parameters of which nothing is held are omitted.
-        shapes: canonical name → whole shape, of all parameters.
+        shards: in the order of `shapes`, without the parameters of which this rank holds nothing.
+        shapes: canonical name → full shape, of all parameters.
         layout: how tensor-parallel ranks share the parameters.
-        optimizer: whose moments these are.
-        mesh: the ranks among which they lie.
-        background: whether `save` returns as soon as it has a copy.
+        optimizer: the optimizer that holds the moments.
+        mesh: the process mesh.
+        background: whether `save` is asynchronous and returns after copying to the CPU.
     """
 
     def __init__(
@@ -107,10 +106,10 @@ class ShardedState:
         self._shapes = shapes
         self._optimizer, self._mesh = optimizer, mesh
         self._background = background
-        self._copies: dict[str, Tensor] = {}  # kept: fresh pages cost more than the copying
+        self._copies: dict[str, Tensor] = {}  # reused: allocating pages costs more than copying
 
     def save(self, directory: Path) -> SaveFuture:
-        """Every rank writes the boxes it holds; ranks that hold copies share the writing."""
+        """Every rank writes the chunks it holds; replicas divide the writing among themselves."""
         slices = list(self._slices(divide=True))
         if self._background:
             slices = [self._copied(piece) for piece in slices]
@@ -118,10 +117,13 @@ class ShardedState:
         return SaveFuture(lambda: save_shards(slices, directory, group), self._background)
 
     def load(self, directory: Path) -> int:
-        """Fills masters and moments from a checkpoint of any layout; its number of updates.
+        """Loads masters and moments from a checkpoint of any layout.
+
+        Returns:
+            The number of AdamW updates.
 
         Raises:
-            CheckpointError: the checkpoint is of another model.
+            CheckpointError: the checkpoint belongs to another model.
         """
         expected = {p + name: shape for name, shape in self._shapes.items() for p in PREFIXES}
         with self._mesh.sync_errors():
@@ -133,13 +135,13 @@ class ShardedState:
         return updates
 
     def fill_weights(self, whole: Mapping[str, Tensor]) -> None:
-        """Sets the masters to the parameters as the rank's model has them, unsharded."""
+        """Sets the masters from the unsharded parameters of this rank's model."""
         for shard in self._shards:
             part = whole[shard.name].reshape(-1).narrow(0, shard.start, shard.count)
             shard.weight.copy_(part)
 
     def iter_full_state(self) -> Iterator[ParamState]:
-        """Whole fp32 parameters and moments, assembled one parameter at a time. Collective."""
+        """Yields full fp32 parameters and moments, one parameter at a time. Collective."""
         held = {shard.name: shard for shard in self._shards}
         for name, shape in self._shapes.items():
             whole = torch.zeros(3, *shape, device=self._mesh.device)
@@ -159,13 +161,13 @@ class ShardedState:
                 yield replace(piece, start=piece.start + first, flat=piece.flat[first:last])
 
     def _slices_of(self, shard: OptimizerShard) -> Iterator[FlatShard]:
-        """Weight and both moments."""
+        """The slices of the weight and both moments."""
         shape = self._shapes[shard.name]
         for prefix, flat in shard.tensors(self._optimizer).items():
             yield FlatShard(prefix + shard.name, shape, shard.start, flat, shard.chunk)
 
     def _copied(self, piece: FlatShard) -> FlatShard:
-        """The same on the CPU, in memory that training does not touch."""
+        """A copy of the slice on the CPU, which training does not modify."""
         copy = self._copies.get(piece.key)
         if copy is None:
             copy = torch.empty_like(piece.flat, device="cpu")

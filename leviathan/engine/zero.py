@@ -1,8 +1,8 @@
-"""Where DeepSpeed keeps masters, moments and gradients at each ZeRO stage.
+"""Locates DeepSpeed's master weights, moments and gradients at each ZeRO stage.
 
-All knowledge of DeepSpeed's insides is here, reduced to two questions: which flat slices of fp32
-masters does this rank hold, and which reduced gradients? Nothing here imports DeepSpeed; `wrapped`
-is what `deepspeed.initialize` made of our optimizer.
+All code that depends on DeepSpeed's internals is here: it finds the flat slices of fp32 masters and
+the reduced gradients that this rank holds. This module does not import DeepSpeed; `wrapped` is the
+optimizer that `deepspeed.initialize` returns.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,10 +19,10 @@ from leviathan.parallel.tensor_parallel import NamedTensors
 
 @dataclass(frozen=True)
 class DataParallel:
-    """What DeepSpeed calls an mpu: the ranks among which it divides the work.
+    """The `mpu` object of DeepSpeed: the data-parallel ranks.
 
-    Tensor-parallel ranks are kept from it. It would only use them for norms and clipping, and those
-    are ours; so to DeepSpeed each of them is a model of its own.
+    It hides tensor parallelism: DeepSpeed would use it only for norms and clipping, which this
+    package computes itself.
     """
 
     group: dist.ProcessGroup
@@ -30,26 +30,26 @@ class DataParallel:
     size: int
 
     def get_data_parallel_group(self) -> dist.ProcessGroup:
-        """Ranks with the same part of the model."""
+        """The ranks with the same part of the model."""
         return self.group
 
     def get_data_parallel_rank(self) -> int:
-        """This rank's place among them."""
+        """This rank's index in the group."""
         return self.rank
 
     def get_data_parallel_world_size(self) -> int:
-        """Their number."""
+        """The size of the group."""
         return self.size
 
     def get_model_parallel_group(self) -> None:
-        """None that DeepSpeed need know of."""
+        """Always None."""
 
     def get_model_parallel_rank(self) -> int:
-        """0."""
+        """Always 0."""
         return 0
 
     def get_model_parallel_world_size(self) -> int:
-        """1."""
+        """Always 1."""
         return 1
 
 
@@ -65,7 +65,7 @@ def shards_of(
 
 
 def _stage_zero(module: nn.Module, wrapped: Any, rank: int, ranks: int) -> Iterator[OptimizerShard]:
-    """Plain AdamW in fp32; in bf16 DeepSpeed's wrapper keeps an fp32 copy of each parameter."""
+    """In fp32 the parameters; in bf16 the fp32 copies that DeepSpeed's wrapper keeps."""
     masters = {}
     if hasattr(wrapped, "fp32_groups"):
         for low, high in zip(wrapped.fp16_groups, wrapped.fp32_groups, strict=True):
@@ -76,7 +76,7 @@ def _stage_zero(module: nn.Module, wrapped: Any, rank: int, ranks: int) -> Itera
 
 
 def _stages_one_and_two(module: nn.Module, wrapped: Any) -> Iterator[OptimizerShard]:
-    """Each group's parameters lie end to end; the ranks hold equal cuts of that."""
+    """Each group's parameters are concatenated; the ranks hold equal partitions of that."""
     for name, parameter in module.named_parameters():
         p: Any = parameter
         mapping = p._hp_mapping
@@ -87,7 +87,7 @@ def _stages_one_and_two(module: nn.Module, wrapped: Any) -> Iterator[OptimizerSh
 
 
 def _stage_three(module: nn.Module, wrapped: Any, rank: int) -> Iterator[OptimizerShard]:
-    """Each parameter is cut into equal parts, the last ones padded."""
+    """Each parameter is split into equal parts, the last ones padded."""
     for name, parameter in module.named_parameters():
         p: Any = parameter
         group, offset, padded = wrapped.grad_position[wrapped.get_param_id(p)]
@@ -100,12 +100,13 @@ def _stage_three(module: nn.Module, wrapped: Any, rank: int) -> Iterator[Optimiz
 def reduced_gradients(
     module: nn.Module, wrapped: Any, shards: Sequence[OptimizerShard]
 ) -> tuple[NamedTensors, bool]:
-    """After the last backward pass of a step: its gradients, and whether all ranks hold the same.
+    """The gradients after a step's last backward pass, and whether all ranks hold the same.
 
-    What is written into them, the step will use. Pieces may end with padding, which is zero.
+    The optimizer step uses these tensors: writing to them changes the update. They may end with
+    zero padding.
     """
     if getattr(wrapped, "cpu_offload", False) or getattr(wrapped, "offload_optimizer", False):
-        # The masters on the CPU have got them already.
+        # The gradients are already in the masters on the CPU.
         return [
             (s.name, s.view_of(s.master.grad)) for s in shards if s.master.grad is not None
         ], False
@@ -118,7 +119,7 @@ def reduced_gradients(
 
 
 def _named(module: nn.Module, parameters: Any, gradients: Any) -> NamedTensors:
-    """Lists of gradients by group, each in the order of its parameters; padding may follow them."""
+    """Names the gradients, given per group in parameter order and possibly followed by padding."""
     names = {id(p): name for name, p in module.named_parameters()}
     return [
         (names[id(p)], gradient)
@@ -128,8 +129,7 @@ def _named(module: nn.Module, parameters: Any, gradients: Any) -> NamedTensors:
 
 
 def copy_masters_to_model(wrapped: Any) -> None:
-    """After the masters were written to: brings the parameters that the model computes with in
-    line, on every rank. Collective."""
+    """Copies modified masters to the model's parameters on every rank. Collective."""
     if hasattr(wrapped, "update_lp_params"):
         wrapped.update_lp_params()
     elif hasattr(wrapped, "fp32_partitioned_groups_flat"):

@@ -1,9 +1,9 @@
-"""What `leviathan launch` runs on each host, at the other end of ssh: one command, never orphans.
+"""The agent that `leviathan launch` runs on each host over ssh: one command, without orphans.
 
-Standard input brings one line of JSON, `{"argv", "cwd", "environment"}`, and then the names of
-signals for the ranks, one a line. Its end means that the launcher or the way to it is gone: the
-ranks are told to save, and a while later everything that was started here is killed. This file is
-run by its path and needs nothing but the standard library and psutil.
+Standard input consists of one line of JSON, `{"argv", "cwd", "environment"}`, and then the names of
+signals for the ranks, one per line. End of file means that the launcher or the connection is lost:
+the ranks receive SIGTERM to save a checkpoint, and after a grace period all processes started here
+are killed. This file is run by its path and uses only the standard library and psutil.
 """
 
 import ctypes
@@ -17,12 +17,12 @@ from contextlib import suppress
 
 import psutil
 
-GRACE_PERIOD_S = 90.0  # for ranks that save after their launcher is gone
+GRACE_PERIOD_S = 90.0  # grace period for saving after the launcher is lost
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
 def ranks() -> list[psutil.Process]:
-    """Those processes below this one that hold a rank, and not what they started themselves."""
+    """The descendants of this process that are ranks, without the children of ranks."""
     found: list[psutil.Process] = []
     for process in psutil.Process().children(recursive=True):  # parents come before children
         with suppress(psutil.Error):
@@ -39,7 +39,7 @@ def send(name: str) -> None:
 
 
 def listen(child: subprocess.Popen[bytes]) -> None:
-    """Passes signals on for as long as somebody is at the other end."""
+    """Forwards signals until the connection is lost, then ends the ranks."""
     for line in sys.stdin:
         with suppress(KeyError):
             send(line.strip())
@@ -51,12 +51,12 @@ def listen(child: subprocess.Popen[bytes]) -> None:
 
 
 def main() -> int:
-    """Runs the command to its end and leaves nothing behind; its exit status."""
-    # What loses its parent becomes our child: torchrun gives every rank a session of its own.
+    """Runs the command, kills its remaining descendants, and returns its exit status."""
+    # Orphaned processes become our children: torchrun gives every rank its own session.
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     spec = json.loads(sys.stdin.readline())
-    # Unix's default for a broken pipe would end us before the ranks, once no one reads our output.
+    # The default action would end the agent before the ranks when the ssh session closes.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     child = subprocess.Popen(
         spec["argv"],

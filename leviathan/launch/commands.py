@@ -1,7 +1,7 @@
-"""What a configuration and a hostfile lead to: the exact command of each host.
+"""Builds the command of each host from a launch request.
 
-Commands are lists of arguments throughout; nothing here is a shell's text but the one line that
-DeepSpeed's pdsh launcher makes of its own arguments, for which they are quoted (`quoted_for_pdsh`).
+Commands are argument lists, not shell text. The only exception is DeepSpeed's pdsh launcher, which
+joins its arguments into one line; `quoted_for_pdsh` quotes them for it.
 """
 
 import os
@@ -21,37 +21,37 @@ Remote = Literal["pdsh", "ssh"]
 LAUNCHERS: tuple[Launcher, ...] = ("deepspeed", "torchrun", "slurm")
 DEEPSPEED = ("-m", "deepspeed.launcher.runner")
 TORCHRUN = ("-m", "torch.distributed.run")
-# torch 2.14 tells where rank 0 is in the first round only, and who joins later waits for that in
-# vain; without the shared store it tells so in every round.
+# torch 2.14 publishes the address of rank 0 only in the first rendezvous round, and nodes that join
+# later wait for it indefinitely; without the shared store it is published in every round.
 PUBLISH_AGAIN = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-# ssh that notices within 30 s that a machine is gone, and never asks.
+# ssh without prompts, which detects a lost node within 30 s.
 PDSH_OPTIONS = "PDSH_SSH_ARGS_APPEND"
 SSH_OPTIONS = ("-o", "BatchMode=yes", "-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3")
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asks for; `arguments` are RUN.yaml and its changes."""
+    """A launch request; `arguments` are RUN.yaml and its overrides."""
 
     arguments: tuple[str, ...]
     launcher: Launcher
     hostfile: Path | None = None
     hosts: tuple[Host, ...] = ()
     remote: Remote = "pdsh"
-    nodes: int = 1  # Slurm's
-    ranks: int | None = None  # a host; without a hostfile
-    max_restarts: int = 0  # torchrun's; more than none makes it elastic
+    nodes: int = 1  # Slurm only
+    ranks: int | None = None  # per host; without a hostfile
+    max_restarts: int = 0  # torchrun only; a positive number makes the job elastic
     port: int = 29500
 
     @property
     def elastic(self) -> bool:
-        """Whether the job continues, by itself, with the hosts that are left."""
+        """Whether the job resumes automatically on the remaining hosts."""
         return self.launcher == "torchrun" and self.max_restarts > 0
 
 
 @dataclass(frozen=True)
 class Command:
-    """Arguments of one process, and where it runs; `host` None is here, without an agent."""
+    """Arguments of one process and its host; `host` None: this machine, without an agent."""
 
     argv: tuple[str, ...]
     host: Host | None = None
@@ -63,42 +63,45 @@ class Command:
 
 
 def train_script() -> str:
-    """The path of launch/train.py, short where it lies below the working directory.
+    """The path of launch/train.py, relative if it is below the working directory.
 
     Raises:
-        ConfigError: the package lies somewhere else than in its repository.
+        ConfigError: the package is not installed from its repository.
     """
     script = Path(__file__).parents[2] / "launch" / "train.py"
     if not script.is_file():
         raise ConfigError(
-            "launch.no_script", f"{script}: missing; install leviathan from its repository (pip -e)"
+            "launch.no_script",
+            f"{script}: no such file; install leviathan from its repository (pip install -e)",
         )
     here = Path.cwd()
     return str(script.relative_to(here) if script.is_relative_to(here) else script)
 
 
 def commands(request: Request) -> list[Command]:
-    """One command, or one for each host.
+    """One command, or one per host.
 
     Raises:
-        ConfigError: the parts of the request do not fit one another.
+        ConfigError: options of the request conflict.
     """
     if request.launcher == "slurm":
         return [_sbatch(request)]
     if request.nodes != 1:
         raise ConfigError(
-            "cli.conflicting_options", "--nodes is Slurm's: name the hosts in a --hostfile"
+            "cli.conflicting_options",
+            "--nodes requires --launcher slurm. For other launchers, use --hostfile",
         )
     if request.hosts and request.ranks is not None:
         raise ConfigError(
             "cli.conflicting_options",
-            "--ranks and --hostfile: the hostfile's slots say how many ranks",
+            "--ranks and --hostfile are mutually exclusive: the hostfile's slots set the number "
+            "of ranks per host",
         )
     if request.launcher == "deepspeed":
         if request.max_restarts:
             raise ConfigError(
                 "cli.conflicting_options",
-                "--max-restarts is torchrun's: deepspeed does not restart ranks",
+                "--max-restarts requires --launcher torchrun: deepspeed does not restart ranks",
             )
         return _deepspeed(request)
     return _torchrun(request)
@@ -114,7 +117,7 @@ def _deepspeed(request: Request) -> list[Command]:
     head += ("--hostfile", str(request.hostfile))
     head += ("--master_addr", first, "--master_port", str(request.port))
     if request.remote == "pdsh":
-        # --force_multi: without it a hostfile of one host starts here, whatever its name.
+        # Without --force_multi, a hostfile with one host starts the ranks on this machine.
         quoted = tuple(map(quoted_for_pdsh, (script, *request.arguments)))
         argv = (*head, "--launcher", "pdsh", "--force_multi", *quoted)
         options = " ".join((*SSH_OPTIONS, os.environ.get(PDSH_OPTIONS, ""))).rstrip()
@@ -130,7 +133,7 @@ def _torchrun(request: Request) -> list[Command]:
     head, tail = (sys.executable, *TORCHRUN), (train_script(), *request.arguments)
     restarts = ("--max-restarts", str(request.max_restarts))
     if not request.hosts:
-        # Not --standalone: its rendezvous picks a name of this machine, which may lead nowhere.
+        # Not --standalone: its rendezvous uses this machine's host name, which may not resolve.
         ranks = ("--nproc-per-node", "gpu" if request.ranks is None else str(request.ranks))
         place = ("--master-addr", "127.0.0.1", "--master-port", str(request.port))
         return [Command((*head, *ranks, *place, *restarts, *tail))]
@@ -140,7 +143,7 @@ def _torchrun(request: Request) -> list[Command]:
         if request.elastic:
             place = ("--nnodes", f"1:{len(request.hosts)}", "--rdzv-backend", "c10d")
             place += ("--rdzv-endpoint", f"{first.name}:{request.port}", "--rdzv-id", "leviathan")
-            # Whose rendezvous it is must not hang on how names resolve.
+            # The host of the rendezvous must not depend on name resolution.
             place += ("--rdzv-conf", f"is_host={int(number == 0)}", "--local-addr", host.name)
         else:
             place = ("--nnodes", str(len(request.hosts)), "--node-rank", str(number))
@@ -154,7 +157,8 @@ def _sbatch(request: Request) -> Command:
     if request.hosts or request.max_restarts:
         raise ConfigError(
             "cli.conflicting_options",
-            "--hostfile and --max-restarts are not Slurm's: it chooses the hosts",
+            "--launcher slurm does not support --hostfile and --max-restarts: Slurm chooses the "
+            "hosts",
         )
     size = ("--nodes", str(request.nodes))
     if request.ranks is not None:
@@ -164,10 +168,10 @@ def _sbatch(request: Request) -> Command:
 
 
 def quoted_for_pdsh(argument: str) -> str:
-    """`argument` such that it arrives as it is after DeepSpeed, pdsh and the remote shell.
+    """Quotes `argument` so that it passes DeepSpeed, pdsh and the remote shell unchanged.
 
-    DeepSpeed puts what holds a space in double quotes and escapes only those; pdsh replaces `%h`
-    and the like; the rest is the shell's.
+    DeepSpeed puts arguments with a space in double quotes and escapes only double quotes; pdsh
+    expands `%h` and similar sequences; the remote shell interprets the rest.
     """
     within_double = re.sub(r"([\\$`])", r"\\\1", argument)
     quoted = within_double if " " in argument else shlex.quote(argument)
@@ -175,14 +179,14 @@ def quoted_for_pdsh(argument: str) -> str:
 
 
 def world_size(request: Request) -> int | None:
-    """Ranks in all, where that is known before the launch."""
+    """The total number of ranks; None if it is unknown before the launch."""
     if request.hosts:
         return sum(host.slots for host in request.hosts)
     return None if request.ranks is None else request.ranks * request.nodes
 
 
 def as_shell_lines(request: Request, found: Sequence[Command]) -> str:
-    """The commands as they could be typed, each under its host's name; a Slurm script entire."""
+    """The commands as shell text with their hosts; for Slurm also the batch script."""
     if request.launcher == "slurm":
         script = Path(train_script()).with_name("train.sbatch").read_text()
         return f"{found[0]}\n\n{script.rstrip()}"

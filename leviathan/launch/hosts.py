@@ -1,4 +1,4 @@
-"""Hostfiles as DeepSpeed reads them: `name slots=N`, one host a line."""
+"""Hostfiles in DeepSpeed's format: `name slots=N`, one host per line."""
 
 import re
 from dataclasses import dataclass
@@ -12,22 +12,22 @@ LOCAL = ("localhost", "127.0.0.1", "::1")
 
 @dataclass(frozen=True)
 class Host:
-    """A machine and the number of ranks that it takes."""
+    """A host and its number of ranks."""
 
     name: str
     slots: int
 
     @property
     def is_here(self) -> bool:
-        """True for this machine by its loopback name: no ssh is needed."""
+        """True for a loopback name of this machine, which needs no ssh."""
         return self.name in LOCAL
 
 
 def read_hostfile(path: Path) -> list[Host]:
-    """The hosts in the order of the file; blank lines and `#` comments are passed over.
+    """Reads the hosts in the order of the file; blank lines and `#` comments are ignored.
 
     Raises:
-        ConfigError: with every line that is wrong.
+        ConfigError: the file is unreadable, empty or invalid; the message lists all invalid lines.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -38,22 +38,22 @@ def read_hostfile(path: Path) -> list[Host]:
     hosts: dict[str, Host] = {}
     wrong = []
     for number, line in enumerate(text.splitlines(), start=1):
-        said = line.partition("#")[0].strip()
-        if not said:
+        entry = line.partition("#")[0].strip()
+        if not entry:
             continue
-        match = _LINE.fullmatch(said)
+        match = _LINE.fullmatch(entry)
         if not match or match["name"].startswith("-"):
-            wrong.append(f"{path}:{number}: {said!r}: expected `name slots=N`")
+            wrong.append(f"{path}:{number}: {entry!r}: expected `name slots=N`")
         elif int(match["slots"]) == 0:
-            wrong.append(f"{path}:{number}: {match['name']} has no slots: leave the line out")
+            wrong.append(f"{path}:{number}: {match['name']} has 0 slots; remove the line")
         elif match["name"] in hosts:
-            wrong.append(f"{path}:{number}: {match['name']} is named a second time")
+            wrong.append(f"{path}:{number}: duplicate host {match['name']}")
         else:
             hosts[match["name"]] = Host(match["name"], int(match["slots"]))
     if wrong:
         raise ConfigError("hostfile.invalid", "\n".join(wrong))
     if not hosts:
         raise ConfigError(
-            "hostfile.empty", f"hostfile {path}: names no host; expected lines like `node1 slots=8`"
+            "hostfile.empty", f"hostfile {path}: no hosts; expected lines like `node1 slots=8`"
         )
     return list(hosts.values())

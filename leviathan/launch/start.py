@@ -1,4 +1,4 @@
-"""Starting what `commands` says: here, or on every host at once over ssh."""
+"""Starts commands: on this machine, or on all hosts simultaneously over ssh."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from leviathan.console import say
 from leviathan.errors import ConfigError
 from leviathan.launch.commands import SSH_OPTIONS, Command
 
-# What the launching shell has said that every rank must know; more is in `.deepspeed_env`.
+# Prefixes of the environment variables passed to every host; `.deepspeed_env` adds others.
 EXPORTED = ("PYTHON", "NCCL", "GLOO", "TP_", "OMP_", "DS_", "CUDA_", "TIKTOKEN_", "LEVIATHAN_")
 ENVIRONMENT_FILE = ".deepspeed_env"
 SIGNALS = {signal.SIGTERM: "SIGTERM", signal.SIGUSR1: "SIGUSR1", signal.SIGINT: "SIGTERM"}
@@ -26,7 +26,7 @@ POLL_S = 0.2
 
 
 def run_here(command: Command) -> NoReturn:
-    """Becomes the command: signals and exit status are its own.
+    """Replaces this process by the command, which then receives its signals.
 
     Raises:
         ConfigError: the program does not exist.
@@ -43,7 +43,7 @@ def run_here(command: Command) -> NoReturn:
 
 @dataclass
 class _Session:
-    """The way to one host's agent."""
+    """The connection to one host's agent."""
 
     host: str
     process: subprocess.Popen[bytes]
@@ -61,15 +61,15 @@ class _Session:
 
 
 def run_everywhere(commands: Sequence[Command], elastic: bool, grace_period_s: float) -> int:
-    """Runs each command on its host until all have ended; passes SIGTERM and SIGUSR1 to the ranks.
+    """Runs each command on its host until all have ended; forwards signals to the ranks.
 
     Args:
-        commands: one a host.
-        elastic: the hosts that are left continue without one that fails; else its end is theirs.
-        grace_period_s: seconds the others have to end by themselves after a first failure.
+        commands: one per host.
+        elastic: whether the remaining hosts continue after one fails; otherwise they are stopped.
+        grace_period_s: grace period in seconds for the other hosts to end after the first failure.
 
     Returns:
-        0 if all ended well (elastic: the last one), else the status of the first that did not.
+        0 if all succeeded (elastic: the last one), otherwise the status of the first failure.
     """
     exported = exported_environment(Path.cwd())
     sessions = [_open(command, exported) for command in commands]
@@ -91,13 +91,13 @@ def run_everywhere(commands: Sequence[Command], elastic: bool, grace_period_s: f
 def _open(command: Command, exported: dict[str, str]) -> _Session:
     assert command.host is not None
     agent = [sys.executable, str(Path(__file__).with_name("agent.py"))]
-    # ssh hands its words to a shell; these two are ours, all that is the user's comes as JSON.
+    # ssh passes its arguments to a shell; user-provided values are sent as JSON instead.
     away = ["ssh", *SSH_OPTIONS, command.host.name, shlex.join(agent)]
     try:
         process = subprocess.Popen(
             agent if command.host.is_here else away,
             stdin=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for us to pass on
+            start_new_session=True,  # Ctrl-C is forwarded by this process
         )
     except FileNotFoundError:
         raise ConfigError("launch.no_program", "ssh: no such program on this machine") from None
@@ -118,12 +118,12 @@ def _wait(sessions: list[_Session], elastic: bool, grace_period_s: float) -> int
             if last == 0:
                 continue
             failed = failed or last
-            say(f"{session.host} ended with status {last}", style="yellow")
+            say(f"{session.host}: exited with status {last}", style="yellow")
             if not elastic and deadline is None:
                 deadline = time.monotonic() + grace_period_s
         if deadline is not None and time.monotonic() > deadline:
             for session in running:
-                session.close()  # its agent saves, then kills, what is still there
+                session.close()  # its agent lets the ranks save, then kills them
             deadline = None
         time.sleep(POLL_S)
     status = last if elastic else failed
@@ -131,12 +131,12 @@ def _wait(sessions: list[_Session], elastic: bool, grace_period_s: float) -> int
 
 
 def exported_environment(folder: Path) -> dict[str, str]:
-    """What every host's processes get: variables by prefix, then those of `.deepspeed_env`.
+    """The environment of every host: variables by prefix, then those of `.deepspeed_env`.
 
-    The file is looked for in the home folder and then in `folder`, as DeepSpeed does.
+    The file is read from the home directory and then from `folder`, as in DeepSpeed.
 
     Raises:
-        ConfigError: a line of it is no NAME=value.
+        ConfigError: a line of the file is not of the form NAME=value.
     """
     found = {name: value for name, value in os.environ.items() if name.startswith(EXPORTED)}
     for path in (Path.home() / ENVIRONMENT_FILE, folder / ENVIRONMENT_FILE):
@@ -147,9 +147,10 @@ def exported_environment(folder: Path) -> dict[str, str]:
                 continue
             name, equals, value = line.partition("=")
             if not equals or not name.strip().isidentifier():
-                said = f"{name!r} before =" if equals else "no ="  # what is behind may be a secret
+                # The value may be a secret, so the message does not contain it.
+                problem = f"invalid name {name!r}" if equals else "no `=`"
                 raise ConfigError(
-                    "launch.invalid_environment", f"{path}:{number}: {said}: expected NAME=value"
+                    "launch.invalid_environment", f"{path}:{number}: {problem}; expected NAME=value"
                 )
             found[name.strip()] = value.strip()
     return found

@@ -1,10 +1,10 @@
-"""Who is still there: one connection from every rank to rank 0, beside the training's own.
+"""Heartbeats: one connection from every rank to rank 0, separate from the process group.
 
-A collective that waits for a dead rank says nothing for as long as the process group's timeout, and
-then not who is missing. Here each rank says every second that it lives. A process that ends closes
-its connection, so that is known at once; a machine that is cut off falls silent, and is given up
-after `parallel.heartbeat_timeout_s`. Then every remaining rank exits with status 1, whatever its
-main thread waits for, after a message that names the lost ranks.
+A collective that waits for a dead rank blocks until the process group's timeout, and then does not
+name the missing rank. Here each rank sends a heartbeat every second. The connection of a process
+that exits is closed, which is detected immediately; a node that becomes unreachable is lost after
+`parallel.heartbeat_timeout_s` without a heartbeat. Then every remaining rank prints which ranks are
+lost and exits with status 1, even if its main thread is blocked.
 """
 
 import os
@@ -22,29 +22,27 @@ from leviathan.console import console, say
 from leviathan.errors import LeviathanError
 from leviathan.parallel.mesh import Mesh
 
-CONNECT_S = 5.0  # to one address of rank 0
-REPORT_DELAY_S = 1.0  # the ranks of a lost machine fall one after the other: name them together
-LOST_RANK_GRACE_S = (
-    5.0  # how long an error waits for the word that a rank is gone, which explains it
-)
+CONNECT_S = 5.0  # timeout per address of rank 0
+REPORT_DELAY_S = 1.0  # the ranks of a lost node disappear one after the other: report them together
+LOST_RANK_GRACE_S = 5.0  # how long an error waits for the report of a lost rank, which explains it
 STATUS = 1
 WELCOME = b"welcome\n"
-CROWD = 4096  # ranks that may knock at once
+CROWD = 4096  # listen backlog: ranks that may connect simultaneously
 
 
 @dataclass
 class _Peer:
-    """The other end of a connection; `rank` is None until it has said who it is."""
+    """The other end of a connection; `rank` is None until it has identified itself."""
 
     rank: int | None
     heard: float
     unread: bytes = b""
-    left: bool = False  # it said goodbye: its end is no loss
+    left: bool = False  # it announced its exit: its disconnection is no loss
 
 
 @dataclass(frozen=True)
 class _Invitation:
-    """Where rank 0 listens, and the word that tells its run from any other."""
+    """The addresses of rank 0, and the token that identifies its run."""
 
     addresses: tuple[str, ...]
     port: int
@@ -53,12 +51,12 @@ class _Invitation:
 
 @dataclass
 class HeartbeatMonitor:
-    """Watches the other ranks while used as a context. Entering and leaving are collective.
+    """Context manager that monitors the other ranks. Entering and leaving are collective.
 
     Args:
-        mesh: the ranks.
-        heartbeat_timeout_s: seconds of silence after which a rank is lost.
-        advice: the end of the message.
+        mesh: the process mesh.
+        heartbeat_timeout_s: seconds without a heartbeat after which a rank is lost.
+        advice: instructions at the end of the error message.
     """
 
     mesh: Mesh
@@ -90,9 +88,9 @@ class HeartbeatMonitor:
         alone = [rank for rank, there in enumerate(self.mesh.gather(reached)) if not there]
         if alone:
             say(
-                f"rank(s) {_some(alone)} cannot reach rank 0 at port {invitation.port} of any of "
-                f"{', '.join(invitation.addresses)}: should they be lost, that shows only after "
-                "parallel.collective_timeout_s",
+                f"warning: rank(s) {_some(alone)} cannot connect to rank 0 at port "
+                f"{invitation.port} of any of {', '.join(invitation.addresses)}: the loss of these "
+                "ranks is detected only after parallel.collective_timeout_s",
                 style="yellow",
             )
         return self
@@ -101,8 +99,8 @@ class HeartbeatMonitor:
         if self.mesh.world_size == 1:
             return
         if kind is not None and not issubclass(kind, LeviathanError):
-            # This rank's own error, or a collective that failed because a rank is gone: then the
-            # thread ends the process. No goodbye: the others must see the connection break.
+            # An error of this rank, or a collective that failed because a rank is lost: then the
+            # thread ends the process. Without "bye", the other ranks detect the disconnection.
             if issubclass(kind, Exception):
                 time.sleep(LOST_RANK_GRACE_S)
             return
@@ -115,21 +113,21 @@ class HeartbeatMonitor:
     # ------------------------------------------------------------ the thread
 
     def _join(self, invitation: _Invitation) -> bool:
-        """Connects to rank 0 under the first of its addresses that answers."""
+        """Connects to rank 0 at the first of its addresses that answers."""
         for address in invitation.addresses:
             with suppress(OSError):
                 connection = socket.create_connection((address, invitation.port), CONNECT_S)
                 connection.sendall(f"{invitation.token} {self.mesh.rank}\n".encode())
-                said = connection.recv(64)
-                if said.startswith(WELCOME):
-                    unread = said.removeprefix(WELCOME)
+                answer = connection.recv(64)
+                if answer.startswith(WELCOME):
+                    unread = answer.removeprefix(WELCOME)
                     self._peers[connection] = _Peer(0, time.monotonic(), unread)
                     return True
                 connection.close()
         return False
 
     def _run(self, server: socket.socket | None) -> None:
-        """Says that this rank lives, and hears the others, until it is over or one is lost."""
+        """Sends heartbeats and receives those of the others, until the end or a loss."""
         beat_s = min(1.0, self.heartbeat_timeout_s / 5)
         with selectors.DefaultSelector() as selector:
             for connection in (server, *self._peers):
@@ -165,7 +163,7 @@ class HeartbeatMonitor:
     def _tell(self, line: str) -> None:
         for connection, peer in self._peers.items():
             if peer.rank is not None:
-                with suppress(OSError):  # its end is noticed where we listen to it
+                with suppress(OSError):  # the disconnection is detected when receiving
                     connection.sendall(f"{line}\n".encode())
 
     def _note_silence(self, now: float) -> None:
@@ -176,22 +174,22 @@ class HeartbeatMonitor:
                 and now - peer.heard > self.heartbeat_timeout_s
             ):
                 self._lost.setdefault(
-                    peer.rank, f"has been silent for {self.heartbeat_timeout_s:g} s"
+                    peer.rank, f"sent no heartbeat for {self.heartbeat_timeout_s:g} s"
                 )
 
     def _hear(self, connection: socket.socket) -> bool:
-        """Takes what a peer has said; False once there is nothing more to come."""
+        """Receives the messages of a peer; False once the connection is closed."""
         peer = self._peers[connection]
         try:
-            said = connection.recv(4096)
+            received = connection.recv(4096)
         except OSError:
-            said = b""
-        if not said:
+            received = b""
+        if not received:
             if peer.rank is not None and not peer.left:
-                self._lost.setdefault(peer.rank, "is gone")
+                self._lost.setdefault(peer.rank, "disconnected")
             return False
         peer.heard = time.monotonic()
-        *lines, peer.unread = (peer.unread + said).split(b"\n")
+        *lines, peer.unread = (peer.unread + received).split(b"\n")
         for line in lines:
             word, *rest = line.decode(errors="replace").split(" ")
             if peer.rank is None:
@@ -207,10 +205,10 @@ class HeartbeatMonitor:
         return True
 
     def _end(self) -> None:
-        """Tells the others and the user who is missing, and ends this process."""
+        """Reports the lost ranks to the other ranks and the user, and ends this process."""
         for rank, how in self._lost.items():
             self._tell(f"lost {rank} {how}")
-        # Without rank 0 no one speaks for all.
+        # Only rank 0 prints, unless it is lost itself.
         if self.mesh.rank == 0 or 0 in self._lost:
             who = "; ".join(
                 f"rank {rank} on {self._hosts[rank]} {how}"
@@ -224,12 +222,12 @@ class HeartbeatMonitor:
             )
         console.show_cursor(True)
         sys.stdout.flush()
-        # Not sys.exit: the main thread may wait in a collective forever, and so would atexit.
+        # Not sys.exit: the main thread may block in a collective, and atexit handlers would too.
         os._exit(STATUS)
 
 
 def _listen() -> socket.socket:
-    # A connection a rank: more than the usual 1,024 files where the system lets us.
+    # One connection per rank: raise the usual limit of 1,024 files as far as permitted.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -242,12 +240,12 @@ def _listen() -> socket.socket:
 
 
 def _addresses() -> tuple[str, ...]:
-    """Under what names or numbers the other ranks may reach this machine, likeliest first."""
+    """Names and addresses at which other ranks may reach this node, most likely first."""
     master, own = os.environ["MASTER_ADDR"], socket.gethostname()
     found = [master]
     for name in (master, own):
         with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((name, 9))  # sends nothing; tells which of our addresses leads there
+            probe.connect((name, 9))  # sends nothing; selects the source address of this route
             found.append(probe.getsockname()[0])
     found.append(own)
     return tuple(dict.fromkeys(found))

@@ -1,4 +1,4 @@
-"""Which rank is this process, whichever launcher started it?"""
+"""The rank of this process and its environment, for every supported launcher."""
 
 import ctypes
 import os
@@ -18,7 +18,7 @@ from leviathan.parallel.ports import free_port
 
 @dataclass(frozen=True)
 class LaunchEnv:
-    """This process's place among all the processes of a run."""
+    """The rank of this process and the number of ranks, globally and on this node."""
 
     rank: int
     local_rank: int
@@ -27,12 +27,13 @@ class LaunchEnv:
 
 
 def read_launch_env(environ: MutableMapping[str, str] | None = None) -> LaunchEnv:
-    """Reads what deepspeed, torchrun or srun set; without one, this process is a world of its own.
+    """Reads the environment variables set by deepspeed, torchrun or srun.
 
-    In that case, and under srun, the variables torch.distributed needs are set.
+    Without a launcher the world size is 1. In that case, and under srun, the variables required by
+    torch.distributed are set.
 
     Raises:
-        LocalRankError: only some of the launcher's variables are there, or one makes no sense.
+        LocalRankError: some of the launcher's variables are missing, or one is invalid.
     """
     environ = os.environ if environ is None else environ
     if "RANK" not in environ and "WORLD_SIZE" not in environ:
@@ -45,14 +46,15 @@ def read_launch_env(environ: MutableMapping[str, str] | None = None) -> LaunchEn
     elif missing:
         raise LocalRankError(
             "launch_env.incomplete",
-            f"the launcher set some of {', '.join(needed)}, but not {', '.join(missing)}: "
-            "start the run through `deepspeed` or `torchrun`, or unset them to run alone",
+            f"the launcher must set all of {', '.join(needed)}, but {', '.join(missing)} are "
+            "missing. Start the run with `deepspeed` or `torchrun`, or unset all of them to run "
+            "on one rank",
         )
     world_size = _number(environ, "WORLD_SIZE", 1, 2**31 - 1)
     rank = _number(environ, "RANK", 0, world_size - 1)
     _number(environ, "MASTER_PORT", 1, 65535)
     environ.setdefault("LOCAL_RANK", str(rank))
-    # torchrun and the deepspeed launcher have different names for the ranks of this machine.
+    # torchrun and the deepspeed launcher use different names for the number of ranks per node.
     local = next((n for n in ("LOCAL_WORLD_SIZE", "LOCAL_SIZE") if environ.get(n)), "WORLD_SIZE")
     local_world_size = _number(environ, local, 1, world_size)
     local_rank = _number(environ, "LOCAL_RANK", 0, world_size - 1)
@@ -64,16 +66,16 @@ def _number(environ: Mapping[str, str], name: str, lowest: int, highest: int) ->
     if not text.isdecimal() or not lowest <= int(text) <= highest:
         raise LocalRankError(
             "launch_env.invalid",
-            f"environment variable {name}={text}: expected a whole number from {lowest} to "
-            f"{highest}, as the launcher sets it; unset it to run alone",
+            f"environment variable {name}={text}: expected an integer from {lowest} to "
+            f"{highest}, set by the launcher. Unset it to run on one rank",
         )
     return int(text)
 
 
 def _from_srun(environ: Mapping[str, str]) -> dict[str, str]:
-    """torch.distributed's variables from those of a Slurm step; empty outside one of several tasks.
+    """The variables of torch.distributed, from those of a Slurm step with several tasks.
 
-    An allocation alone (salloc, a batch script) is no step: there a process runs alone.
+    Empty otherwise. An allocation (salloc, a batch script) without a step runs one rank.
 
     Source: srun(1), "Output environment variables"; only a step has SLURM_STEP_NUM_TASKS.
     """
@@ -86,12 +88,13 @@ def _from_srun(environ: Mapping[str, str]) -> dict[str, str]:
     if missing or not host:
         raise LocalRankError(
             "launch_env.incomplete",
-            f"srun started several tasks, but {', '.join(missing) or needed[2]} is not usable: "
-            "start the ranks with `srun torchrun …`, one torchrun a machine",
+            f"srun started {environ['SLURM_STEP_NUM_TASKS']} tasks, but "
+            f"{', '.join(missing) or needed[2]} is missing or invalid. Start the ranks with "
+            "`srun torchrun …`, one torchrun per node",
         )
     tasks = _number(environ, "SLURM_STEP_NUM_TASKS", 1, 2**31 - 1)
     nodes = _number({"SLURM_STEP_NUM_NODES": "1", **environ}, "SLURM_STEP_NUM_NODES", 1, tasks)
-    # All ranks must know the port, so it is not a free one but one that few others will choose.
+    # All ranks must derive the same port, so it comes from a hash of the job and step ids.
     port = (
         20000
         + zlib.crc32(f"{environ['SLURM_JOB_ID']} {environ.get('SLURM_STEP_ID')}".encode()) % 10000
@@ -107,10 +110,10 @@ def _from_srun(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def limit_threads(env: LaunchEnv) -> None:
-    """Gives each CPU rank its part of the machine's cores, unless the user said how many.
+    """Divides the node's cores among its ranks, unless the user set OMP_NUM_THREADS.
 
-    Without this every rank starts a thread per core and they take turns; torchrun's own default of
-    one thread is not a user's choice either.
+    Otherwise every rank would start one thread per core. torchrun's default of one thread is not
+    treated as a user's setting.
     """
     chosen = os.environ.get("OMP_NUM_THREADS")
     torchruns_default = chosen == "1" and "TORCHELASTIC_RUN_ID" in os.environ
@@ -120,7 +123,7 @@ def limit_threads(env: LaunchEnv) -> None:
 
 
 def host_name() -> str:
-    """What a speed was measured on: the accelerator, or the processor and its cores."""
+    """The name of the hardware: the GPU, or the CPU and its number of cores."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
     named = ""
@@ -134,11 +137,10 @@ def host_name() -> str:
 
 
 def keep_freed_memory() -> None:
-    """Has malloc keep what is freed instead of giving it back to the system.
+    """Makes malloc keep freed memory instead of returning it to the operating system.
 
-    A step on the CPU frees and takes the same large tensors again and again; asking the system for
-    them again, page by page, is a tenth of it (`benchmarks/engines.py`). Elsewhere than under glibc
-    nothing is done.
+    A step on the CPU repeatedly frees and allocates the same large tensors; page faults for them
+    take a tenth of its time (`benchmarks/engines.py`). Has no effect without glibc.
 
     Source: mallopt(3).
     """

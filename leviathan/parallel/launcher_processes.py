@@ -1,4 +1,4 @@
-"""The launcher's processes above a rank, so that the rank notices when they are gone."""
+"""The launcher processes above a rank, so that the rank can detect that they have exited."""
 
 import os
 from collections.abc import Mapping
@@ -6,11 +6,11 @@ from pathlib import Path
 
 
 def launcher_processes(environ: Mapping[str, str] = os.environ) -> tuple[int, ...]:
-    """Process ids of what started this rank, nearest first; another result later means one is gone.
+    """Process ids of this rank's launcher, nearest first; a later change means one has exited.
 
-    Empty without a launcher: a run put into the background may well outlive its shell. Of torchrun
-    it is the parent. The deepspeed command starts a process that starts the ranks, and passes no
-    signal on to it: kill the command, and the others continue, so both are named.
+    Empty without a launcher, because a background run may outlive its shell. For torchrun it is the
+    parent. The deepspeed command starts a process that starts the ranks, and does not forward
+    signals to it: if the command is killed, that process continues, so both are returned.
     """
     if "LOCAL_SIZE" in environ:
         parent = os.getppid()
@@ -21,7 +21,7 @@ def launcher_processes(environ: Mapping[str, str] = os.environ) -> tuple[int, ..
 
 
 def _parent_of(pid: int) -> int:
-    """A process's parent; 0 where the system does not say."""
+    """The parent of a process; 0 if it is unknown."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""The ranks of a run, how they are arranged, and the few things they say to one another."""
+"""The process mesh of a run, and collectives on small CPU values."""
 
 import atexit
 import os
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Mesh:
-    """World = dp × tp, tp innermost. All collectives here are on small CPU values."""
+    """Process mesh: world = dp × tp, tp innermost. Its collectives are for small CPU values."""
 
     rank: int
     world_size: int
@@ -28,42 +28,42 @@ class Mesh:
     device: torch.device
     dp_group: dist.ProcessGroup
     tp_group: dist.ProcessGroup
-    group: dist.ProcessGroup | None = None  # that the collectives here use; None: the default one
+    group: dist.ProcessGroup | None = None  # used by the collectives; None: the default group
     checkpoint_process_group: dist.ProcessGroup | None = None
 
     @property
     def checkpoint_group(self) -> "Mesh":
-        """The same ranks over a group of their own, for one thread beside the training."""
+        """The same ranks with a separate process group, for one background thread."""
         return replace(self, group=self.checkpoint_process_group)
 
     @property
     def dp(self) -> int:
-        """Data-parallel ranks."""
+        """The data-parallel size."""
         return self.world_size // self.tp
 
     @property
     def dp_rank(self) -> int:
-        """This rank's place along the data-parallel axis; its tp peers share it."""
+        """This rank's index on the data-parallel axis; equal for all ranks of a tp group."""
         return self.rank // self.tp
 
     def sum(self, *values: float) -> list[float]:
-        """Each value summed over all ranks, in float64."""
+        """Sums each value over all ranks, in float64."""
         totals = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(totals, group=self.group)
         return totals.tolist()
 
     def any(self, flag: bool) -> bool:
-        """True on every rank as soon as it is true on one."""
+        """True on every rank if it is true on at least one."""
         return self.sum(float(flag))[0] > 0
 
     def broadcast(self, value: T) -> T:
-        """Rank 0's `value`, on every rank."""
+        """Returns rank 0's `value` on every rank."""
         box = [value]
         dist.broadcast_object_list(box, src=0, group=self.group)
         return box[0]
 
     def gather(self, value: T) -> list[T]:
-        """Every rank's `value` in the order of ranks, on every rank."""
+        """Returns the values of all ranks, in rank order, on every rank."""
         values: list[Any] = [None] * self.world_size
         dist.all_gather_object(values, value, group=self.group)
         return values
@@ -72,7 +72,7 @@ class Mesh:
     def sync_errors(self) -> Iterator[None]:
         """What fails in the body on one rank fails on all, so that no one waits forever.
 
-        The body must not communicate. The first rank's error is raised everywhere.
+        The body must not communicate. The error of the lowest failing rank is raised on every rank.
         """
         error: Exception | None = None
         try:
@@ -90,42 +90,43 @@ class Mesh:
 
 
 def init_mesh(env: LaunchEnv, tp: int, timeout_s: float = 1800) -> Mesh:
-    """Joins the process group, once in a process's life, and picks this rank's device.
+    """Initializes the process group, once per process, and selects this rank's device.
 
     A collective that takes longer than `timeout_s` fails.
 
     Raises:
-        ConfigError: tp does not divide the world, or the other ranks cannot be reached.
+        ConfigError: tp does not divide the world size, or the other ranks are unreachable.
     """
     if env.world_size % tp:
         raise ConfigError(
             "parallel.indivisible",
-            f"parallel.tp={tp} does not divide the world of {env.world_size} ranks: start a "
-            "multiple of it, or set a parallel.tp that divides them",
+            f"parallel.tp={tp} does not divide the number of ranks, {env.world_size}. Start a "
+            "multiple of parallel.tp ranks, or set parallel.tp to a divisor",
         )
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", env.local_rank) if cuda else torch.device("cpu")
     if cuda and env.local_rank >= (count := torch.cuda.device_count()):
         raise LocalRankError(
             "launch_env.too_few_gpus",
-            f"local rank {env.local_rank} sees {count} GPUs: start at most one rank a GPU, and let "
-            "every rank of a machine see all of its GPUs",
+            f"local rank {env.local_rank} sees {count} GPUs. Start at most one rank per GPU, and "
+            "make all GPUs of a node visible to each of its ranks",
         )
     if cuda:
         torch.cuda.set_device(device)
     if not dist.is_initialized():
         try:
-            # Gloo serves the small CPU values of this class also where gradients go through NCCL.
+            # Gloo is used for the small CPU values of this class, also when gradients use NCCL.
             timeout = timedelta(seconds=timeout_s)
             dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=timeout)
         except (RuntimeError, ValueError, OSError) as error:
             at = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
             raise ConfigError(
                 "parallel.unreachable",
-                f"rank {env.rank} of {env.world_size} cannot reach the others at {at} "
-                f"(MASTER_ADDR:MASTER_PORT): {error}",
+                f"rank {env.rank} of {env.world_size} cannot reach the other ranks at {at} "
+                f"(MASTER_ADDR:MASTER_PORT): {error}. Check that all ranks are running and that "
+                "this address is reachable",
             ) from error
-        # Not sooner: DeepSpeed holds on to the group, and a second run in this process needs it.
+        # Only at exit: DeepSpeed keeps a reference to the group, and a second run needs it.
         atexit.register(leave_mesh)
     checkpoint_process_group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
     assert isinstance(checkpoint_process_group, dist.ProcessGroup)
@@ -142,6 +143,6 @@ def init_mesh(env: LaunchEnv, tp: int, timeout_s: float = 1800) -> Mesh:
 
 
 def leave_mesh() -> None:
-    """Leaves the process group; harmless where there is none."""
+    """Destroys the process group, if there is one."""
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -1,15 +1,15 @@
-"""A port for ranks to meet at."""
+"""Selection of a free rendezvous port."""
 
 import random
 import socket
 
-# Linux takes the ports of outgoing connections from 32768 upwards; a port below is not taken by
-# one between the moment that it is chosen and the moment that a rank listens on it.
+# Linux assigns ports from 32768 upwards to outgoing connections, so that a lower port is not taken
+# by one between its selection and the moment at which a rank listens on it.
 PORTS = range(10000, 32768)
 
 
 def free_port() -> int:
-    """A TCP port of this machine that no one listens on now, and that few others will choose."""
+    """Returns a random TCP port of this machine on which no process listens."""
     draw = random.SystemRandom()  # two processes with the same seed must not choose the same port
     while True:
         port = draw.choice(PORTS)

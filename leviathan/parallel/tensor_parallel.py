@@ -1,12 +1,12 @@
-"""Tensor parallelism for a finished model: plain tensors, and collectives that autograd knows.
+"""Tensor parallelism for an existing model: plain tensors and autograd-aware collectives.
 
-Column-parallel work is entered by `enter` (identity forward, sum backward) and left, after a
-row-parallel product, by `total` (sum forward, identity backward). Source: arXiv 1909.08053, section
-3. Parameters stay plain tensors, so the same model serves FSDP2 and every ZeRO stage.
+A column-parallel product is preceded by `enter` (identity forward, sum backward) and a row-parallel
+product is followed by `total` (sum forward, identity backward). Source: arXiv 1909.08053, section
+3. Parameters remain plain tensors, so the same model works with FSDP2 and every ZeRO stage.
 
-The norms are not cut along the sequence (arXiv 2205.05198): a block's two take 2.5 % of its time on
-a CPU, of which tp 2 would save half; for that each sum would become two collectives that send as
-many bytes as the one. It would pay in memory alone, and there activation checkpointing does more.
+The norms are not sequence-parallel (arXiv 2205.05198): the two norms of a block take 2.5 % of its
+time on a CPU, of which tp 2 would save half, but each sum would become two collectives that
+together send as many bytes. It would only save memory, and activation checkpointing saves more.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,31 +28,31 @@ class TPLayout:
     """How the ranks of a tensor-parallel group share the parameters of a model.
 
     Attributes:
-        peers: the ranks.
-        plan: canonical name → how a parameter is shared; the others are whole everywhere.
+        peers: the tensor-parallel ranks.
+        plan: canonical name → how a parameter is shared; all others are replicated.
     """
 
     tp_group: TPGroup = NO_TP
     plan: TPPlan = field(default_factory=dict)
 
     def shard(self, name: str) -> Shard | None:
-        """How a parameter is cut; None where each rank has all of it."""
+        """How a parameter is sharded; None if every rank has the full parameter."""
         how = self.plan.get(name)
         return how if isinstance(how, Shard) else None
 
     def weight(self, name: str) -> float:
-        """What this rank's elements of a parameter count in a sum over the ranks' elements."""
+        """Weight of this rank's elements of a parameter in a sum over all ranks' elements."""
         return 1.0 if self.shard(name) else 1 / self.tp_group.size
 
     @torch.no_grad()
     def sync_replicated_grads(self, gradients: NamedTensors) -> None:
-        """Once a step, gives all ranks the same gradients of the parameters that each has whole.
+        """Synchronizes the gradients of replicated parameters over the ranks, once per step.
 
-        Partial ones are summed. The others ought to be equal: their mean is taken, so that they
-        are bit for bit, and the parameters stay so, whatever a device's sums depend on.
+        Partial gradients are summed. The others are averaged: they differ at most by the order of
+        summation on a device, and the mean keeps parameters bitwise identical on all ranks.
 
         Args:
-            gradients: equally large pieces under the same names on every rank; changed in place.
+            gradients: tensors of the same names and sizes on every rank; modified in place.
         """
         whole = [(name, gradient) for name, gradient in gradients if not self.shard(name)]
         if self.tp_group.size == 1 or not whole:
@@ -67,7 +67,7 @@ class TPLayout:
 
 
 class ProcessTPGroup(TPGroup):
-    """TPGroup that are the ranks of a process group."""
+    """The tensor-parallel ranks of a process group."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
@@ -96,7 +96,7 @@ class ProcessTPGroup(TPGroup):
         return x
 
     def __deepcopy__(self, memo: Any) -> "ProcessTPGroup":
-        return self  # a copied model has the same peers; a process group cannot be copied
+        return self  # a copied model uses the same ranks; a process group cannot be copied
 
 
 class _CopyToTP(torch.autograd.Function):
@@ -130,23 +130,23 @@ class _GatherFromTP(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        # Equal on all ranks, as gradients of activations are: the own part needs no sum.
+        # Gradients of activations are equal on all ranks, so this rank's part needs no sum.
         return grad.chunk(ctx.peers.size, ctx.dim)[ctx.peers.rank].contiguous(), None, None
 
 
 @torch.no_grad()
 def apply_tp(model: nn.Module, group: dist.ProcessGroup) -> TPLayout:
-    """Cuts the parameters of a whole model in place and gives its modules their peers.
+    """Shards the parameters of a full model in place and sets the `tp` ranks of its modules.
 
     Args:
-        model: with its values set, equal on all ranks of the group.
+        model: initialized model, identical on all ranks of the group.
         group: the tensor-parallel ranks.
 
     Returns:
-        How each parameter is shared now.
+        How each parameter is shared.
 
     Raises:
-        ConfigError: a parameter cannot be cut into so many equal parts.
+        ConfigError: a dimension to shard is not divisible by the number of ranks.
     """
     peers = ProcessTPGroup(group)
     if peers.size == 1:
@@ -158,7 +158,7 @@ def apply_tp(model: nn.Module, group: dist.ProcessGroup) -> TPLayout:
             raise ConfigError(
                 "parallel.indivisible",
                 f"parallel.tp={peers.size} does not divide dimension {shard.dim} of {name} "
-                f"{tuple(parameter.shape)}",
+                f"{tuple(parameter.shape)}. Set parallel.tp to a divisor",
             )
     for _, parameter, shard in cut:
         mine = parameter.chunk(peers.size, shard.dim)[peers.rank]
@@ -170,7 +170,7 @@ def apply_tp(model: nn.Module, group: dist.ProcessGroup) -> TPLayout:
 
 
 def _shared(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Shard | Partial]]:
-    """The parameters that modules' plans name; a tied one once, under its first name."""
+    """The parameters in the modules' plans; a tied parameter once, with its first name."""
     seen: set[int] = set()
     for prefix, module in model.named_modules():
         for local, how in getattr(module, "tp_layout", dict)().items():

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: is there room, one try beforehand, and one save after another."""
+"""The checkpoints of a run: disk space check, trial save, and consecutive saves."""
 
 import shutil
 from contextlib import suppress
@@ -16,9 +16,9 @@ from leviathan.parallel.mesh import Mesh
 
 
 class CheckpointManager:
-    """Saves an engine, at most one checkpoint at a time; leaving the context waits for the last.
+    """Saves an engine, one checkpoint at a time. All methods are collective.
 
-    Every method is collective.
+    Leaving the context waits for the last save.
     """
 
     def __init__(self, engine: Engine, config: RunConfig, mesh: Mesh) -> None:
@@ -32,19 +32,19 @@ class CheckpointManager:
         if kind is None:
             self._last.wait()
         else:
-            with suppress(Exception):  # the error that is on its way says more
+            with suppress(Exception):  # keeps the original error
                 self._last.wait()
 
     @property
     def failed(self) -> bool:
-        """True once the save in the background has failed on this rank; the next one raises it."""
+        """True once the asynchronous save has failed on this rank; the next save raises it."""
         return self._last.failed
 
     def check_space(self, resumed: bool) -> None:
-        """Before the first step: is there room, and, if it never did, does a save go through?
+        """Checks the disk space before the first step, and tests a save unless the run resumed.
 
         Raises:
-            CheckpointError: not even one checkpoint can be written.
+            CheckpointError: a checkpoint cannot be written.
         """
         with self._mesh.sync_errors():
             if self._mesh.rank == 0:
@@ -53,10 +53,10 @@ class CheckpointManager:
             try_saving(self._config.run_dir, self._mesh, self._engine.save)
 
     def save(self, state: dict[str, Any]) -> None:
-        """Saves what the engine holds now, as soon as the former save is through.
+        """Starts saving the engine's current state, after waiting for the previous save.
 
         Raises:
-            CheckpointError: one of the two failed.
+            CheckpointError: one of the two saves failed.
         """
         self._last.wait()
         full = {
@@ -70,10 +70,10 @@ class CheckpointManager:
 
 
 def check_disk_space(config: RunConfig, world_size: int = 1) -> None:
-    """Holds the checkpoints that a run will keep against the free space of its disk.
+    """Compares the size of the checkpoints that a run keeps with the free disk space.
 
     Raises:
-        CheckpointError: there is no room for one.
+        CheckpointError: one checkpoint does not fit.
     """
     plan = retention(config, world_size)
     size, wanted = plan.bytes_each, plan.bytes_needed
@@ -82,12 +82,12 @@ def check_disk_space(config: RunConfig, world_size: int = 1) -> None:
         raise CheckpointError(
             "checkpoint.no_space",
             f"{config.run_dir}: {format_bytes(free)} are free, but one checkpoint of this "
-            f"model takes {format_bytes(size)}: make room, or choose another run_dir",
+            f"model takes {format_bytes(size)}. Free disk space, or choose another run_dir",
         )
     if free < wanted:
         say(
-            f"{config.run_dir}: the checkpoints to be kept at once will take "
+            f"warning: {config.run_dir}: the checkpoints to be kept at once will take "
             f"{format_bytes(wanted)} (up to {plan.at_once} of {format_bytes(size)}), but only "
-            f"{format_bytes(free)} are free: make room, or lower checkpoint.keep_last",
+            f"{format_bytes(free)} are free. Free disk space, or lower checkpoint.keep_last",
             style="yellow",
         )

@@ -1,4 +1,4 @@
-"""Training: one loop that reads from top to bottom."""
+"""The training loop."""
 
 import math
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ def train(config: RunConfig, profile: ProfileConfig | None = None) -> None:
     Runs as a single process, or as one rank of a launcher.
 
     Raises:
-        ConfigError, DataError, CheckpointError: the same on every rank.
+        ConfigError, DataError, CheckpointError: raised on every rank.
     """
     env = read_launch_env()
     plan = RunPlan(config, env.world_size)
@@ -231,12 +231,12 @@ def first_weights(config: RunConfig, mesh: Mesh) -> Path | None:
 
 
 def new_model(config: RunConfig, weights_from: Path | None = None) -> CausalLM:
-    """The model with its weights of step 0.
+    """Builds the model with its initial weights.
 
-    They are a function of the seed and each parameter's name, or those of a checkpoint.
+    They are a function of the seed and each parameter's name, or loaded from a checkpoint.
 
     Raises:
-        CheckpointError: the checkpoint is of another model.
+        CheckpointError: the checkpoint belongs to another model.
     """
     model = CausalLM(config.model)
     if weights_from is None:

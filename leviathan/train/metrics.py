@@ -1,6 +1,6 @@
 """The metrics of a run: the lines of metrics.jsonl and of the console.
 
-Everything is counted from what the engine returns anyway: nothing here waits for a device.
+All values come from results that the engine returns: nothing here synchronizes with the device.
 """
 
 import time
@@ -26,7 +26,7 @@ SMOOTHING = 0.95  # share of the former in the smoothed loss: about the last 20 
 
 
 class Metrics:
-    """Counts what the loop does and writes a line where it says so (rank 0 only).
+    """Accumulates metrics of the loop and writes log lines (rank 0 only).
 
     Args:
         path: metrics.jsonl; lines of steps beyond `step` are removed from it, because these steps
@@ -34,16 +34,16 @@ class Metrics:
         step: finished steps.
         tokens: target tokens trained on so far.
         skipped: steps so far whose gradients were not finite.
-        flops_per_token: forward and backward, for MFU.
-        world_size: devices at work.
-        writes: False on all ranks but the first.
-        losses: as logged before, oldest first; the same on every rank.
-        steps: of the whole run, for the time left; 0 where it is not known.
+        flops_per_token: FLOPs of forward and backward per token, for MFU.
+        world_size: number of devices.
+        writes: whether this rank writes the log.
+        losses: previously logged losses, oldest first; the same on every rank.
+        steps: total steps of the run, for the remaining time; 0 if unknown.
         six_n_flops_per_token: as `flops_per_token`, in the 6·N convention; see `ModelStats`.
-        peak_flops: of one device, FLOP/s; None takes that of the device's name.
+        peak_flops: peak FLOP/s of one device; None selects it by the device's name.
 
     Attributes:
-        tracker: gets every line as well, once it is set.
+        tracker: also receives every line; None until it is set.
         load: measures the CPU load of other processes; None until it is set.
     """
 
@@ -62,7 +62,7 @@ class Metrics:
         peak_flops: float | None = None,
     ) -> None:
         self.tokens, self.skipped = tokens, skipped
-        self.losses = deque(losses, WINDOW)  # the last that were logged
+        self.losses = deque(losses, WINDOW)  # the last logged losses
         self.skipped_in_a_row = 0
         self.tracker: Tracker | None = None
         self.load: CpuLoad | None = None
@@ -89,7 +89,7 @@ class Metrics:
 
     @contextmanager
     def data_wait(self) -> Iterator[None]:
-        """Time spent inside is time without data."""
+        """Counts the time inside as waiting for data."""
         begin = time.perf_counter()
         yield
         self._waited += time.perf_counter() - begin
@@ -127,12 +127,12 @@ class Metrics:
         if not stats.skipped:
             former = stats.loss if self._smooth is None else self._smooth
             self._smooth = SMOOTHING * former + (1 - SMOOTHING) * stats.loss
-        if self._steady is None:  # the first step also warms up; steady speed is counted from here
+        if self._steady is None:  # excludes the first step, which includes warmup
             self._steady = (time.perf_counter(), self.tokens)
 
     @property
     def steady_tokens_per_s(self) -> float:
-        """Target tokens a second since the first step of this process; 0 before the second."""
+        """Target tokens per second since the first step of this process; 0 before the second."""
         if self._steady is None:
             return 0.0
         since, tokens = self._steady
@@ -181,14 +181,14 @@ class Metrics:
         spike_rows: Sequence[int] | None = None,
         sampled: Mapping[str, Any] | None = None,
     ) -> None:
-        """Writes the line of a finished step; loss and grad_norm are that step's own.
+        """Writes the log line of a finished step, with the loss and gradient norm of that step.
 
         Args:
-            step: finished steps.
-            stats: of the last one.
-            lr: of the last one.
-            spike_rows: row numbers of a batch whose loss stands out; else there are none.
-            sampled: what `StepTimer` has seen of this step.
+            step: number of finished steps.
+            stats: statistics of the last step.
+            lr: learning rate of the last step.
+            spike_rows: sample numbers of the batch if its loss is a spike; None otherwise.
+            sampled: measurements of `StepTimer` for this step.
         """
         rate, peak = self.tokens_per_s, self._peak
         self.write(
@@ -220,7 +220,7 @@ class Metrics:
         """Appends one object; what is not a number in JSON becomes null.
 
         Raises:
-            LeviathanError: the disk does not take it.
+            LeviathanError: the file cannot be written.
         """
         if not self._writes:
             return

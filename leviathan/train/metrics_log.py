@@ -1,4 +1,4 @@
-"""metrics.jsonl: one object a line, and no step in it twice."""
+"""metrics.jsonl: one JSON object per line, without repeated steps."""
 
 import json
 import math
@@ -17,14 +17,14 @@ def append(path: Path, values: dict[str, Any]) -> None:
     """Adds one object; what is not a number in JSON must have become null before (`plain`).
 
     Raises:
-        LeviathanError: the disk does not take it.
+        LeviathanError: the file cannot be written.
     """
     with reported_write_errors(path), path.open("a") as file:
         file.write(json.dumps(values, allow_nan=False) + "\n")
 
 
 def without_nan(value: Any) -> Any:
-    """A value as JSON has it: NaN and the infinities are null."""
+    """Replaces NaN and infinities by None, as JSON requires."""
     if isinstance(value, dict):
         return {key: without_nan(part) for key, part in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -50,13 +50,13 @@ def parse_line(line: str | bytes) -> dict[str, Any] | None:
 
 
 def logged_losses(path: Path, step: int) -> list[float]:
-    """The finite losses of the log's lines up to `step`, oldest first."""
+    """The finite losses logged up to `step`, oldest first."""
     logged = [line for line in read_lines(path) if line["step"] <= step]
     return [float(line["loss"]) for line in logged if isinstance(line.get("loss"), int | float)]
 
 
 def rewind(path: Path, step: int) -> None:
-    """Removes what was logged after `step`; of step 0 nothing is left."""
+    """Removes the lines after `step`; for step 0, all lines."""
     if not path.exists():
         return
     with reported_write_errors(path):
@@ -66,7 +66,7 @@ def rewind(path: Path, step: int) -> None:
 
 @contextmanager
 def reported_write_errors(path: Path) -> Iterator[None]:
-    """A full or unwritable disk as an error that says what is lost: nothing that was saved."""
+    """Converts an OSError of writing to LeviathanError."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,7 @@
-"""`leviathan train --profile steps=10-12`: a trace of these steps, and which operators took them.
+"""`leviathan train --profile steps=10-12`: a trace of these steps and their time by operator.
 
-Modules mark their forward passes; an operator of the backward pass belongs to the module whose
-operator it differentiates, which autograd's sequence numbers tell.
+Hooks mark the forward passes of modules; an operator of the backward pass is assigned to the module
+whose operator it differentiates, by autograd's sequence numbers.
 """
 
 import csv
@@ -22,20 +22,19 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from leviathan.console import as_text, say
 from leviathan.errors import ConfigError
-from leviathan.formatting import format_bytes
 from leviathan.model.transformer import CausalLM
 from leviathan.parallel.mesh import Mesh
 
 MODULE_MARK = "module: "
 PRODUCTS = ("mm", "addmm", "addmm_", "bmm", "baddbmm", "_scaled_mm", "mkldnn_linear")
 ATTENTION = ("scaled_dot_product", "flash_attention", "efficient_attention")
-TOP = 25  # rows of the table as text; the CSV has all
-SNAPSHOT_ENTRIES = 100_000  # allocations remembered on CUDA
+TOP = 25  # rows of the text table; the CSV file has all
+SNAPSHOT_ENTRIES = 100_000  # allocations recorded on CUDA
 
 
 @dataclass(frozen=True)
 class ProfileConfig:
-    """Which steps to look at, counted from 1 as in the log."""
+    """The steps to profile, counted from 1 as in the log."""
 
     first: int
     last: int
@@ -43,16 +42,16 @@ class ProfileConfig:
 
 
 def parse_profile(text: str | None, memory: bool, steps: int) -> ProfileConfig | None:
-    """What `--profile` and `--memory-snapshot` say, for a run of so many steps.
+    """Parses `--profile` and `--memory-snapshot` for a run of `steps` steps.
 
     Raises:
-        ConfigError: no such form, or steps that the run does not have.
+        ConfigError: the option has another form, or the run does not have these steps.
     """
     if text is None:
         if memory:
             raise ConfigError(
                 "cli.conflicting_options",
-                "--memory-snapshot covers the steps of --profile: give that as well",
+                "--memory-snapshot requires --profile, which selects the steps",
             )
         return None
     found = re.fullmatch(r"steps=(\d+)(?:-(\d+))?", text)
@@ -70,7 +69,7 @@ def parse_profile(text: str | None, memory: bool, steps: int) -> ProfileConfig |
 
 
 class Profiler:
-    """Watches some steps on the first rank; leaving the context early writes what there is."""
+    """Profiles steps on rank 0; leaving the context early writes the steps recorded so far."""
 
     def __init__(
         self, wish: ProfileConfig | None, run_dir: Path, mesh: Mesh, compiled: bool
@@ -92,9 +91,9 @@ class Profiler:
             self._finish()
 
     def attached(self, model: CausalLM) -> CausalLM:
-        """The same model, whose modules will be told apart."""
+        """Registers the model's modules for attribution; returns the model."""
         for name, module in model.named_modules():
-            # What is compiled is one piece: marks inside would break it.
+            # Hooks inside a compiled block would cause graph breaks.
             inside = self._compiled and re.search(r"layers\.\d+\.", name)
             if name and not inside:
                 self._modules.append((name, module))
@@ -106,7 +105,7 @@ class Profiler:
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """The `number`-th step is done inside."""
+        """Profiles step number `number`, which runs inside, if it is selected."""
         if self._wish is None:
             yield
             return
@@ -127,7 +126,7 @@ class Profiler:
         self._profile.start()
 
     def _finish(self) -> None:
-        """Stops and writes; a disk that takes nothing costs the profile, not the run."""
+        """Stops and writes the profile; a write error is a warning and does not stop the run."""
         assert self._profile is not None
         assert self._wish is not None
         done, self._profile = self._profile, None
@@ -138,7 +137,7 @@ class Profiler:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._write(done, self._wish)
         except OSError as error:
-            say(f"{self.folder}: the profile cannot be written ({error})", style="yellow")
+            say(f"warning: {self.folder}: cannot write the profile ({error})", style="yellow")
         if self._cuda and self._wish.memory:
             torch.cuda.memory._record_memory_history(enabled=None)
 
@@ -153,7 +152,7 @@ class Profiler:
             text += "\nmemory.pickle: every allocation, for https://pytorch.org/memory_viz\n"
         elif wish.memory:
             peak = write_memory(trace, self.folder / "memory.csv")
-            text += f"\nmemory.csv: torch held up to {format_bytes(peak)} more than at first\n"
+            text += f"\nmemory.csv: peak memory {peak / 1e6:,.1f} MB above the initial amount\n"
         (self.folder / "operators.txt").write_text(text, encoding="utf-8")
         say(f"{self.folder}: trace and operators of steps {wish.first}-{wish.last}")
         say(text.splitlines()[0])
@@ -177,14 +176,14 @@ def _marked(name: str, module: nn.Module) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class Operator:
-    """What one operator took in one place, over all profiled steps."""
+    """Time of one operator in one module and phase, over all profiled steps."""
 
     module: str
-    phase: str  # forward, backward, or what else is done in a step
+    phase: str  # forward, backward, update or other
     operator: str
     calls: int
-    seconds: float  # its own, without that of the operators it calls
-    share: float  # of all operators' seconds
+    seconds: float  # without the operators that it calls
+    share: float  # fraction of the time of all operators
 
     @property
     def is_product(self) -> bool:
@@ -193,19 +192,19 @@ class Operator:
 
     @property
     def is_attention(self) -> bool:
-        """Whether it is an attention kernel, whose products are its own."""
+        """Whether it is a fused attention kernel, which includes its matrix products."""
         return any(part in self.operator for part in ATTENTION)
 
 
 def operators(events: Any, cuda: bool) -> list[Operator]:
-    """The events of a profile by module and operator, the longest first.
+    """Aggregates the events of a profile by module and operator, longest first.
 
-    On CUDA the seconds are those of the kernels that an operator has started.
+    On CUDA, `seconds` is the time of the kernels that an operator launched.
     """
     seconds: defaultdict[tuple[str, str, str], float] = defaultdict(float)
     calls: Counter[tuple[str, str, str]] = Counter()
     here = [event for event in events if event.device_type.name == "CPU"]
-    makers = {  # the last operator with a sequence number is the one that autograd remembers
+    makers = {  # autograd refers to the last operator with a sequence number
         event.sequence_nr: event
         for event in here
         if event.sequence_nr >= 0 and not _in_backward(event)
@@ -231,7 +230,7 @@ def _in_backward(event: Any) -> bool:
 
 
 def _place(event: Any, makers: dict[int, Any]) -> tuple[str, str]:
-    """Module and phase that an event belongs to; layers are not told apart."""
+    """The module and phase of an event; all layers are merged."""
     for above in _upwards(event):
         if above.name.startswith(MODULE_MARK):
             phase = "backward" if _in_backward(above) else "forward"
@@ -245,7 +244,7 @@ def _place(event: Any, makers: dict[int, Any]) -> tuple[str, str]:
 
 
 def write_csv(rows: list[Operator], file: Path) -> None:
-    """All operators, a line each."""
+    """Writes one line per operator."""
     with file.open("w", newline="") as out:
         writer = csv.writer(out)
         writer.writerow(["module", "phase", "operator", "calls", "seconds", "share"])
@@ -255,7 +254,7 @@ def write_csv(rows: list[Operator], file: Path) -> None:
 
 
 def summary(rows: list[Operator]) -> str:
-    """The share of matrix products, then what modules and what operators took most."""
+    """Formats the share of matrix products, and tables of the slowest modules and operators."""
     products = sum(row.share for row in rows if row.is_product)
     attention = sum(row.share for row in rows if row.is_attention)
     modules: defaultdict[str, float] = defaultdict(float)
@@ -281,10 +280,10 @@ def summary(rows: list[Operator]) -> str:
 
 
 def write_memory(trace: Path, file: Path) -> int:
-    """What torch allocated and freed on the CPU, event by event, from a trace.
+    """Writes the CPU allocations and deallocations of a trace, one event per line.
 
     Returns:
-        The most bytes held beyond those at the first event.
+        Peak bytes above the amount before the first event.
     """
     events = json.loads(trace.read_text())["traceEvents"]
     marks = sorted((e["ts"], e["args"]["Bytes"]) for e in events if e.get("name") == "[memory]")

@@ -41,7 +41,7 @@ class ResumePoint:
     tokens: int = 0  # target tokens trained on so far
     skipped: int = 0
     checkpoint: Path | None = None
-    # By which trackers know the run; kept over restarts. The first rank's counts.
+    # The run's id in experiment trackers; kept over restarts. Only rank 0's value is used.
     run_id: str = field(default="", compare=False)
 
 
@@ -82,8 +82,8 @@ def find_resume_point(config: RunConfig, info: DatasetInfo, mesh: Mesh) -> Resum
     """The latest valid checkpoint of this run, or its beginning. Collective.
 
     Raises:
-        ConfigError: the folder holds a run with another configuration.
-        CheckpointError: no checkpoint is whole, or the dataset is another one.
+        ConfigError: the directory contains a run with another configuration.
+        CheckpointError: all checkpoints are corrupt, or the dataset has changed.
     """
     checkpoint = latest_valid(config.run_dir, mesh)
     with mesh.sync_errors():
@@ -91,16 +91,16 @@ def find_resume_point(config: RunConfig, info: DatasetInfo, mesh: Mesh) -> Resum
             resume_point_of(config, info, checkpoint) if checkpoint else new_resume_point(config)
         )
     with mesh.sync_errors():
-        if mesh.rank == 0:  # not sooner: a run that is refused leaves all as it was
+        if mesh.rank == 0:  # only here, so that a refused run changes nothing
             clean_up(config.run_dir, step_of(checkpoint) if checkpoint else 0)
     return start
 
 
 def new_resume_point(config: RunConfig) -> ResumePoint:
-    """Step 0, unless that would overwrite what another run has logged.
+    """Step 0, unless another run has logged metrics in the directory.
 
     Raises:
-        ConfigError: it would.
+        ConfigError: the directory contains a run with another configuration.
     """
     log = config.run_dir / METRICS
     if log.is_file() and log.stat().st_size:
@@ -122,11 +122,11 @@ def _previous_id(run_dir: Path) -> str | None:
 
 
 def resume_point_of(config: RunConfig, info: DatasetInfo, checkpoint: Path) -> ResumePoint:
-    """Where a checkpoint stands, if it is of this run and of this dataset.
+    """The start of a run from a checkpoint of this configuration and dataset.
 
     Raises:
-        ConfigError: its configuration is another one.
-        CheckpointError: it was trained on another dataset, or its state is damaged.
+        ConfigError: the checkpoint has another configuration.
+        CheckpointError: it was trained on another dataset, or its state is corrupt.
     """
     _same_run(config, read_run_config(checkpoint), checkpoint)
     state = read_state(checkpoint, step=int, tokens=int, skipped=int, data_fingerprint=str)
@@ -135,28 +135,28 @@ def resume_point_of(config: RunConfig, info: DatasetInfo, checkpoint: Path) -> R
             "run_dir.other_dataset",
             f"{checkpoint}: trained on another dataset (fingerprint "
             f"{state['data_fingerprint'][:12]}…) than {config.data.path} "
-            f"({info.fingerprint[:12]}…): point data.path to the former, or "
-            "choose another run_dir",
+            f"({info.fingerprint[:12]}…). Set data.path to the original dataset, or choose another "
+            "run_dir",
         )
     run_id = state.get("tracker_id") or _previous_id(config.run_dir) or _new_id()
     return ResumePoint(state["step"], state["tokens"], state["skipped"], checkpoint, run_id)
 
 
 def _same_run(config: RunConfig, former: RunConfig, source: Path) -> None:
-    """Raises ConfigError naming every key that would turn this run into another one."""
+    """Raises ConfigError that names all changed keys that may not change on resume."""
     now, before = config.model_dump(mode="json"), former.model_dump(mode="json")
     here, there = flatten(now), flatten(before)
     differing = [
-        f"{key}: {there.get(key)} in the run so far, {here.get(key)} now"
+        f"{key}: {there.get(key)} in the existing run, {here.get(key)} now"
         for key in changed_keys(before, now)
     ]
     if differing:
         raise ConfigError(
             "run_dir.other_config",
-            f"run_dir={config.run_dir} holds a run with another configuration "
+            f"run_dir={config.run_dir} contains a run with another configuration "
             f"({source.name}):\n  "
             + "\n  ".join(differing)
-            + "\nGo on with the former values, or choose another run_dir.",
+            + "\nRestore these values to resume it, or choose another run_dir.",
         )
 
 
@@ -169,7 +169,7 @@ def describe_run(
         What is in run.json.
 
     Raises:
-        LeviathanError: the disk does not take them.
+        LeviathanError: the files cannot be written.
     """
     ranks = mesh.gather({"pid": os.getpid(), "host": socket.gethostname()})
     described = {
@@ -203,18 +203,18 @@ def model_groups(config: RunConfig) -> list[dict[str, Any]]:
 
 
 def code_version() -> str:
-    """The package's version, and the commit where it runs from a checkout: 0.1.0+g1a2b3c4d5e6f."""
+    """The package version, with the commit in a git checkout: 0.1.0+g1a2b3c4d5e6f."""
     git = ["git", "-C", str(Path(__file__).parent)]
     commit = [*git, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     try:
-        # Not any repository that an installed package happens to lie in.
+        # Ignores an unrelated repository that contains an installed package.
         subprocess.run(
             [*git, "ls-files", "--error-unmatch", Path(__file__).name],
             capture_output=True,
             check=True,
             timeout=10,
         )
-        said = subprocess.run(commit, capture_output=True, check=True, text=True, timeout=10)
+        described = subprocess.run(commit, capture_output=True, check=True, text=True, timeout=10)
     except (OSError, subprocess.SubprocessError):
         return __version__
-    return f"{__version__}+g{said.stdout.strip()}"
+    return f"{__version__}+g{described.stdout.strip()}"

@@ -14,7 +14,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class StopSignal:
-    """Listens for SIGTERM and SIGUSR1 while used as a context."""
+    """Context manager that handles SIGTERM and SIGUSR1."""
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh

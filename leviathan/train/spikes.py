@@ -1,27 +1,27 @@
-"""Loss spikes: a step whose loss stands out from the losses logged before it."""
+"""Loss spikes: steps whose loss is far above the previously logged losses."""
 
 import math
 import statistics
 from collections.abc import Sequence
 
-WINDOW = 100  # logged losses that are looked back upon
-MIN_LOSSES = 20  # of them, before anything can stand out
-FLOOR = 0.01  # of the median: a loss that hardly moves has no spikes of thousandths
-SIGMA = 1.4826  # times the median absolute deviation: a normal distribution's standard deviation
+WINDOW = 100  # number of logged losses in the running median
+MIN_LOSSES = 20  # minimum number of losses for a threshold
+FLOOR = 0.01  # minimum deviation as a fraction of the median, for nearly constant losses
+SIGMA = 1.4826  # standard deviation / median absolute deviation of a normal distribution
 
 
 def spike_threshold(losses: Sequence[float], deviations: float) -> float:
     """The loss above which a step is a spike: running median + `deviations` robust deviations.
 
-    A function of the logged losses alone, so that an interrupted run warns where the undisturbed
-    one does. Median and median absolute deviation are not moved by earlier spikes.
+    It depends only on the logged losses, so that an interrupted run warns at the same steps as an
+    uninterrupted one. Median and median absolute deviation are robust to earlier spikes.
 
     Args:
-        losses: nats per token, finite, as logged, oldest first; the last `WINDOW` count.
-        deviations: how far off is too far; 0 never warns.
+        losses: finite logged losses in nats per token, oldest first; the last `WINDOW` are used.
+        deviations: threshold in robust deviations; 0 disables the check.
 
     Returns:
-        Infinity where nothing can be said: switched off, or fewer than `ENOUGH` losses.
+        The threshold; infinity if disabled or with fewer than `ENOUGH` losses.
     """
     recent = list(losses)[-WINDOW:]
     if deviations == 0 or len(recent) < MIN_LOSSES:

@@ -1,4 +1,4 @@
-"""Where the time of a step goes: measured on the steps that are logged, free on all others."""
+"""Time breakdown of a step, measured only on logged steps."""
 
 import resource
 import time
@@ -17,10 +17,10 @@ Mark = float | torch.cuda.Event
 
 
 class StepTimer:
-    """Times the input embedding, the head and the whole forward pass by hooks on the modules.
+    """Times the input embedding, the head and the full forward pass with module hooks.
 
-    On CUDA the marks are events in the stream, read after the engine has waited for the step's
-    loss; so nothing waits that would not have waited anyway.
+    On CUDA it records stream events, read after the engine has synchronized for the step's loss, so
+    that no additional synchronization is needed.
     """
 
     def __init__(self, mesh: Mesh) -> None:
@@ -30,7 +30,7 @@ class StepTimer:
         self._step_s = 0.0
 
     def attached(self, model: CausalLM) -> CausalLM:
-        """The same model, with hooks that do nothing but on a sampled step."""
+        """Registers hooks on the model, which are active only in sampled steps; returns it."""
         self._time(model.model.embed_tokens, "embedding")
         self._time(model.lm_head, "head")
         self._time(model, "forward")
@@ -53,7 +53,7 @@ class StepTimer:
         module.register_forward_hook(after)
 
     def _time_backward(self, name: str, x: Tensor, output: Tensor) -> None:
-        """From the gradient of a module's output to what it makes of it."""
+        """Times the backward pass from the gradient of the output to that of the input."""
         opened: list[Mark] = []
 
         def close(*_: Any) -> None:
@@ -61,7 +61,7 @@ class StepTimer:
 
         def begin(_: Tensor) -> None:
             opened.append(self._mark())
-            if name == "embedding":  # its gradients are formed last of all
+            if name == "embedding":  # its gradients are computed last
                 Variable._execution_engine.queue_callback(close)
 
         if name != "forward":
@@ -81,20 +81,20 @@ class StepTimer:
 
     @contextmanager
     def sampling(self, on: bool) -> Iterator[None]:
-        """The step inside is measured, if `on`."""
+        """Measures the step inside, if `on`."""
         self._on, self._spans, begin = on, [], time.perf_counter()
         yield
         self._on, self._step_s = False, time.perf_counter() - begin
 
     def figures(self) -> dict[str, Any]:
-        """Of the last step, if it was sampled. Collective, on CPU values.
+        """Measurements of the last step; empty if it was not sampled. Collective.
 
         Returns:
-            `embedding_share`, `head_share`: of the step's time, forward and backward, on the first
-            rank; `forward_s` of the `fastest` and the `slowest` rank: seconds in forward passes, in
-            which ranks do not wait for one another unless weights are gathered; `slowest_rank`; and
-            `memory_peak_bytes` of the fullest rank: what torch held at most on CUDA since the last
-            call, the process's resident memory so far on the CPU.
+            `embedding_share`, `head_share`: fractions of the step's time, forward and backward, on
+            this rank; `forward_s` of the `fastest` and the `slowest` rank: seconds in forward
+            passes, in which ranks do not wait for each other unless weights are gathered;
+            `slowest_rank`; and `memory_peak_bytes`, the maximum over ranks: peak memory allocated
+            by torch since the last call on CUDA, peak resident memory of the process on the CPU.
         """
         if not self._spans:
             return {}
@@ -125,7 +125,7 @@ class StepTimer:
 
 
 def _between(begin: Mark, end: Mark) -> float:
-    """Seconds."""
+    """The time between two marks in seconds."""
     if isinstance(begin, torch.cuda.Event):
         assert isinstance(end, torch.cuda.Event)
         return begin.elapsed_time(end) / 1e3

@@ -1,7 +1,7 @@
-"""Weights & Biases and TensorBoard: what metrics.jsonl gets, they get. Imports wandb, alone.
+"""Weights & Biases and TensorBoard, which receive the lines of metrics.jsonl.
 
-The log stays the truth. A service that fails is told of once and left alone; what it has missed it
-gets when the run is next started, as long as metrics.jsonl has it.
+The only module that imports wandb. metrics.jsonl remains authoritative: a service that fails is
+reported once and disabled, and receives the missing lines at the next start of the run.
 """
 
 import json
@@ -21,7 +21,7 @@ from leviathan.credentials import cleaned
 from leviathan.errors import ConfigError
 from leviathan.train.metrics_log import METRICS, read_lines
 
-KINDS = ("loss", "val_loss", "tasks")  # what tells the lines of one step apart
+KINDS = ("loss", "val_loss", "tasks")  # keys that distinguish the lines of one step
 DELIVERED = "tracking.json"
 INIT_TIMEOUT_S, FINISH_TIMEOUT_S = 30, 120
 
@@ -33,7 +33,7 @@ class _Service(Protocol):
 
 
 def check_packages(tracking: TrackingConfig) -> None:
-    """Before anything is trained: is there what the services need?
+    """Checks before training that the packages of the services are installed.
 
     Raises:
         ConfigError: a package is not installed.
@@ -44,13 +44,13 @@ def check_packages(tracking: TrackingConfig) -> None:
             off = "null" if package == "wandb" else "false"
             raise ConfigError(
                 "tracking.not_installed",
-                f"tracking.{package}: the package {package} is not installed: pip install "
+                f"tracking.{package}: the package {package} is not installed. Run pip install "
                 f"'leviathan[{package}]', or set tracking.{package}={off}",
             )
 
 
 class Tracker:
-    """The services of a run, on the first rank; no error of theirs gets out.
+    """The tracking services of a run, on rank 0; their errors never stop the run.
 
     Args:
         config: the run.
@@ -74,15 +74,15 @@ class Tracker:
             _warn(name, error)
 
     def log(self, line: dict[str, Any]) -> None:
-        """Passes on one line of metrics.jsonl."""
+        """Sends one line of metrics.jsonl."""
         self._each(lambda service: service.log(line))
 
     def show(self, images: dict[str, Path]) -> None:
-        """Passes on PNG files, by name."""
+        """Sends PNG files, by name."""
         self._each(lambda service: service.show(images))
 
     def close(self) -> None:
-        """Hands over what is still on its way."""
+        """Flushes and closes the services."""
         self._each(lambda service: service.close())
         self._services = []
 
@@ -96,11 +96,11 @@ class Tracker:
 
 
 def attach(run_dir: Path, images: dict[str, Path]) -> bool:
-    """Hands PNG files, by name, to the services of a run that has ended; False where it has none.
+    """Sends PNG files, by name, to the services of a finished run; False if it has none.
 
     Raises:
         ConfigError: a service's package is not installed.
-        CheckpointError: the run's configuration is damaged.
+        CheckpointError: the run's configuration is missing or corrupt.
     """
     described, log = run_dir / RUN, list(read_lines(run_dir / METRICS))
     if not described.is_file() or not log:
@@ -125,7 +125,7 @@ def _warn(name: str, error: Exception) -> None:
 
 
 class _Wandb:
-    """One run of theirs for one of ours, however often it is started.
+    """One wandb run per run, over all its restarts.
 
     Its history only grows, so a step that is repeated is not sent twice: the values are the same.
     What was sent is in tracking.json; what was not, from before this start, is sent now.
@@ -149,13 +149,13 @@ class _Wandb:
             self.log(line)
 
     def _begin(self, config: WandbConfig, run_dir: Path, described: dict[str, Any]) -> Any:
-        """A run on their server; where that cannot be had, one on disk to be sent later."""
+        """Starts a run on the server, or an offline run if the server is unreachable."""
         settings = self._wandb.Settings(
             silent=True,  # the location of an offline run is printed in `close`
             console="off",
             disable_git=True,
             save_code=False,
-            x_disable_meta=True,  # the command line, among others: our configuration says it all
+            x_disable_meta=True,  # the command line, among others
             init_timeout=INIT_TIMEOUT_S,
             finish_timeout=FINISH_TIMEOUT_S,
         )
@@ -176,7 +176,7 @@ class _Wandb:
                     f"{str(error).splitlines()[0]}",
                     style="yellow",
                 )
-                self._wandb.teardown()  # it holds on to the id of the run that did not begin
+                self._wandb.teardown()  # it keeps the id of the run that failed to start
         return self._wandb.init(mode="offline", **wishes)
 
     def log(self, line: dict[str, Any]) -> None:
@@ -201,7 +201,7 @@ class _Wandb:
 
 
 class _TensorBoard:
-    """Event files; what a former start logged beyond `step` is marked as not to be shown."""
+    """TensorBoard event files; steps after `step` from an earlier start are purged."""
 
     def __init__(self, config: RunConfig, step: int, described: dict[str, Any]) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -231,7 +231,7 @@ class _TensorBoard:
 
 
 def _numbers(line: dict[str, Any], above: str = "") -> Iterator[tuple[str, float]]:
-    """The numbers of a line but its step; those of nested objects as `outer/inner`."""
+    """The numbers of a line except its step; nested ones as `outer/inner`."""
     for key, value in line.items():
         if isinstance(value, dict):
             yield from _numbers(value, f"{above}{key}/")
@@ -240,5 +240,5 @@ def _numbers(line: dict[str, Any], above: str = "") -> Iterator[tuple[str, float
 
 
 def public_config(config: RunConfig) -> dict[str, Any]:
-    """The configuration for eyes elsewhere: URLs without the credentials that may be in them."""
+    """The configuration without the credentials in its URLs, for external services."""
     return cleaned(config.model_dump(mode="json"))

@@ -57,7 +57,7 @@ def check_equals_bare_loop(run, mesh):
 
 
 def check_score(engine, mesh, weights, run):
-    """Scores, and that a step after scoring is unaffected for it."""
+    """Scores, and that a step after scoring is unchanged by it."""
     model = new_model(run)
     model.load_state_dict({**model.state_dict(), **weights}, strict=False)
     batch = batches(9, mesh.dp_rank, mesh.dp)[0]
@@ -73,7 +73,7 @@ def check_score(engine, mesh, weights, run):
 
 
 def check_skips(run, mesh):
-    """A loss that is not finite on one rank only: no one steps, and the next good step does."""
+    """A loss that is not finite on one rank only: no rank updates, and the next good step does."""
     label, engine = label_of(run, mesh), build(run, mesh)
     advance(engine, run, mesh, 0, 1)
     before = whole_state(engine)
@@ -107,7 +107,7 @@ def check_nears_bare_loop(run, mesh):
 
 
 def check_resumes_in_place(run, mesh):
-    """Bit for bit what the undisturbed run would have been."""
+    """Bitwise equal to the uninterrupted run."""
     label = label_of(run, mesh)
     saved = run.run_dir / f"in-place-{zlib.crc32(label.encode())}"
     undisturbed = build(run, mesh)

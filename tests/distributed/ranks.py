@@ -1,4 +1,4 @@
-"""`run_ranks`: a function on several gloo ranks of this machine, with their errors told apart."""
+"""`run_ranks`: a function on several gloo ranks of this machine, with errors per rank."""
 
 import multiprocessing
 import os
@@ -54,8 +54,8 @@ def _results(ranks: list[tuple[Any, Connection]], timeout: float) -> list[Any]:
     missing = [r for r in range(len(ranks)) if r not in results and r not in failures]
     if not failures and missing:
         failures = {rank: f"nothing heard within {timeout} s" for rank in missing}
-    told = "\n".join(f"[rank {rank}] {text}" for rank, text in sorted(failures.items()))
-    assert not failures, told
+    failed = "\n".join(f"[rank {rank}] {text}" for rank, text in sorted(failures.items()))
+    assert not failures, failed
     return [results[rank] for rank in range(len(ranks))]
 
 

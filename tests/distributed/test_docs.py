@@ -1,4 +1,4 @@
-"""The commands of docs/checkpoints.md, run one after the other as they are there."""
+"""The commands of docs/checkpoints.md, run run in order."""
 
 import os
 import shlex

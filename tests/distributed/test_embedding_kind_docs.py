@@ -60,11 +60,11 @@ def test_its_code_is_in_the_houses_style(changed):
 
 @pytest.mark.heavy
 def test_the_tests_of_all_kinds_pass(changed):
-    said = run(
+    output = run(
         changed, "pytest", "-q", "-p", "no:cacheprovider", "-k", "hashed",
         "tests/unit/model/embedding/test_kinds.py",
     )  # fmt: skip
-    assert int(re.search(r"(\d+) passed", said)[1]) >= 9
+    assert int(re.search(r"(\d+) passed", output)[1]) >= 9
 
 
 def test_it_trains_and_is_exported(changed, run_file, tmp_path):

@@ -69,7 +69,7 @@ def check_compiled(tmp_path, mesh):
 
 
 def check_step_zero(tmp_path, mesh):
-    """The same weights at step 0, bit for bit, whatever the engine and the precision."""
+    """The same weights at step 0, bitwise, whatever the engine and the precision."""
     for embedding, engine, precision in itertools.product(KINDS, ENGINES.values(), [{}, BF16]):
         run = config(tmp_path, embedding, {**engine, **precision})
         state = whole_state(build(run, mesh))

@@ -63,21 +63,21 @@ def shared_work():
     found = ranks.map(square, range(8))
     streamed = list(ranks.stream(square, iter(range(5))))
     mine = list(done)
-    told = ""
+    message_text = ""
     try:
         ranks.map(square, [1, 99])
     except LeviathanError as error:
-        told = f"{type(error).__name__}: {error}"
-    return found, streamed, mine, ranks.on_rank_zero(lambda: f"of {ranks.rank}"), told
+        message_text = f"{type(error).__name__}: {error}"
+    return found, streamed, mine, ranks.on_rank_zero(lambda: f"of {ranks.rank}"), message_text
 
 
 def test_ranks_share_work_and_errors():
     results = run_ranks(shared_work, 3)
-    for found, streamed, _, agreed, told in results:
+    for found, streamed, _, agreed, message_text in results:
         assert found == [number * number for number in range(8)]
         assert streamed == [(number, number * number) for number in range(5)]
         assert agreed == "of 0"
-        assert told == "DataError: 99 is damaged"
+        assert message_text == "DataError: 99 is damaged"
     assert sorted(results[1][2]) == [1, 1, 4, 4, 7]
     done = [number for _, _, mine, _, _ in results for number in mine]
     assert sorted(done) == sorted([*range(8), *range(5)])
@@ -152,7 +152,7 @@ def test_tasks_of_two_ranks_are_those_of_one(trained, tmp_path):
 def test_ranks_refuse_with_one_message(trained, arguments, message):
     done = leviathan(2, *(trained[0] if word == "RUN" else word for word in arguments))
     assert done.returncode != 0  # torchrun's own is 1, with its table of failed ranks
-    told = [line for line in done.stderr.splitlines() if line.startswith("error[")]
-    assert len(told) == 1, done.stderr
-    assert message in told[0]
+    message_text = [line for line in done.stderr.splitlines() if line.startswith("error[")]
+    assert len(message_text) == 1, done.stderr
+    assert message in message_text[0]
     assert 'Traceback (most recent call last):\n  File "' + str(REPOSITORY) not in done.stderr

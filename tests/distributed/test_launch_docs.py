@@ -1,4 +1,4 @@
-"""The commands of launch/README.md, one after the other as they are there, on two hosts."""
+"""The commands of launch/README.md, run in order on two hosts."""
 
 import json
 import os
@@ -25,7 +25,7 @@ MODULES = {
 }
 SHOWING = {"params", "check", "--dry-run", "--probe"}
 TRAINING = [words for words in COMMANDS if not SHOWING & set(words)]
-EACH = 5  # steps that each command makes before it is told to stop
+EACH = 5  # steps per command before SIGTERM
 STEPS = EACH * len(TRAINING)
 LOSS_TOLERANCE = 1e-3  # as in test_docs
 
@@ -70,13 +70,13 @@ def stop_at(folder, step, process, log):
     deadline = time.monotonic() + PATIENCE_S
     metrics = folder / "run" / "metrics.jsonl"
     while not metrics.exists() or max((x["step"] for x in lines(folder / "run")), default=0) < step:
-        assert process.poll() is None, said(log)
-        assert time.monotonic() < deadline, said(log)
+        assert process.poll() is None, text_of(log)
+        assert time.monotonic() < deadline, text_of(log)
         time.sleep(0.05)
     os.kill(json.loads((folder / "run" / "run.json").read_text())["pid"][-1], signal.SIGUSR1)
 
 
-def said(log):
+def text_of(log):
     log.seek(0)
     return log.read()
 
@@ -102,11 +102,11 @@ def test_a_run_goes_through_all_launchers_of_the_documentation(run_file, tmp_pat
             try:
                 if number < len(TRAINING):
                     stop_at(tmp_path, EACH * number, process, log)
-                assert process.wait(PATIENCE_S) == 0, (program, words, said(log))
+                assert process.wait(GRACE_PERIOD_S) == 0, (program, words, text_of(log))
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-            assert ("Resuming from" in said(log)) == (number > 1), (program, words, said(log))
+            assert ("Resuming from" in text_of(log)) == (number > 1), (program, words, text_of(log))
 
     alone = run_file.parent / "undisturbed-launch-docs"
     with launched("alone", tmp_path / "run.yaml", f"run_dir={alone}") as process:

@@ -17,7 +17,7 @@ def test_tensor_parallel_losses_are_those_without_and_a_run_moves_between(run_fi
         signal_when_at(folder / "cut", STEPS // 2, signal.SIGTERM)
         status, errors = finish(process)
     assert status == 0, errors
-    assert ": checkpoint saved at step" in errors
+    assert "Received SIGTERM: checkpoint saved at step" in errors
     first_half = curve(folder / "cut")
     for run_dir, message in ((alone, "complete after"), (cut, "Resuming from")):
         with launched("alone", run_file, run_dir, FSDP2) as process:

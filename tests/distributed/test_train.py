@@ -44,12 +44,12 @@ def test_interrupted_and_resumed_equals_undisturbed(run_file):
         ranks = signal_when_at(disturbed, 12, signal.SIGTERM)
         status, errors = finish(process)
     assert status == 0, errors
-    assert ": checkpoint saved at step" in errors
+    assert "Received SIGTERM: checkpoint saved at step" in errors
     assert all(gone(pid) for pid in ranks)
     stopped_at = max(line["step"] for line in lines(disturbed))
     assert 12 <= stopped_at < STEPS
 
-    # A killed save, a damaged newest checkpoint, and lines of steps that will be repeated.
+    # A killed save, a corrupt latest checkpoint, and lines of steps that will be repeated.
     checkpoints = disturbed / "checkpoints"
     (checkpoints / ".saving-step-00000099").mkdir()
     (checkpoints / "step-00000099").mkdir()
@@ -91,7 +91,7 @@ def test_a_finished_run_is_left_alone_and_another_one_refused(run_file):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "complete after 40 steps, nothing to do" in done.stderr
+    assert "already complete after 40 steps" in done.stderr
 
     other = (f"run_dir={run_dir}", "optim.lr=0.02", "train.steps=50", "train.log_every=7")
     with launched("deepspeed", run_file, *other) as process:

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 import torch
+from errors import raises_error
 from torch import nn
 
 from leviathan.checkpoint.dcp import save_shards
@@ -74,7 +75,7 @@ def test_another_run_begins_with_the_weights_and_nothing_else(tiny_dataset, tmp_
     assert begun.training
     assert first_weights(config, mesh) is None
     (source / "state.json").unlink()
-    with pytest.raises(CheckpointError, match=r"state\.json: missing"):
+    with raises_error("checkpoint.corrupt", "state.json: missing", error=CheckpointError):
         first_weights(other, mesh)
 
 
@@ -165,7 +166,7 @@ def test_another_tokenizer_is_refused(tiny_dataset, other_dataset, tmp_path, sav
     other = second(config).model_copy(
         update={"data": config.data.model_copy(update={"path": other_dataset})}
     )
-    with pytest.raises(ConfigError, match=r"tokenizer.*other: the ids differ in meaning"):
+    with raises_error("init_from.other_tokenizer", "tokenizer", "other", error=ConfigError):
         first_weights(other, mesh)
 
 

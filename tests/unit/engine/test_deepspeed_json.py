@@ -42,7 +42,7 @@ def test_the_users_keys_are_merged_in():
     assert merged["zero_optimization"]["reduce_bucket_size"] == 1000
     assert merged["wall_clock_breakdown"] is True
     assert merged["steps_per_print"] == 5
-    assert merged["gradient_clipping"] == 0.0  # omitted, it would be 1: AdamW clips already
+    assert merged["gradient_clipping"] == 0.0  # its default is 1, but AdamW clips already
 
 
 @pytest.mark.parametrize(

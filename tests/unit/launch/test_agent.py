@@ -25,7 +25,7 @@ rank = subprocess.Popen([sys.executable, "-c", sys.argv[1]], start_new_session=T
 print("started", rank.pid, flush=True)
 sys.exit(rank.wait() if len(sys.argv) < 3 else int(sys.argv[2]))
 """
-# A rank that ends well when it is told to stop.
+# A rank that exits with status 0 on SIGTERM.
 RANK = """
 import signal, sys, time
 for number in (signal.SIGTERM, signal.SIGUSR1):
@@ -120,7 +120,7 @@ def test_the_first_failure_is_the_status_and_the_others_are_waited_for():
 def test_who_does_not_end_after_another_has_failed_is_ended():
     started = time.monotonic()
     assert run("raise SystemExit(4)", [LAUNCHER, RANK]) == 4  # the rank would wait forever
-    assert time.monotonic() - started < PATIENCE_S
+    assert time.monotonic() - started < GRACE_PERIOD_S
 
 
 def test_elastic_goes_on_without_a_host_that_fails():

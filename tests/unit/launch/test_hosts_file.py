@@ -1,4 +1,5 @@
 import pytest
+from errors import raises_error
 
 from leviathan.errors import ConfigError
 from leviathan.launch.hosts import Host, read_hostfile
@@ -19,15 +20,18 @@ def test_every_wrong_line_is_named_at_once(tmp_path):
     path = written(tmp_path, "a slots=1\na slots=2\nb slots=0\nc\n-oProxyCommand=x slots=1\nd\n")
     with pytest.raises(ConfigError) as caught:
         read_hostfile(path)
-    said = str(caught.value).splitlines()
-    assert len(said) == 5
-    assert "hostfile:2: a is named a second time" in said[0]
-    assert "hostfile:3: b has no slots" in said[1]
-    assert "hostfile:4: 'c': expected `name slots=N`" in said[2]
+    assert caught.value.code == "hostfile.invalid"
+    problems = str(caught.value).splitlines()
+    assert len(problems) == 5
+    assert "hostfile:2: duplicate host a" in problems[0]
+    assert "hostfile:3: b has 0 slots" in problems[1]
+    assert "hostfile:4: 'c': expected `name slots=N`" in problems[2]
 
 
-@pytest.mark.parametrize(("text", "expected"), [("", "names no host"), (None, "cannot be read")])
-def test_no_hosts(tmp_path, text, expected):
+@pytest.mark.parametrize(
+    ("text", "expected"), [("", "hostfile.empty"), (None, "hostfile.unreadable")]
+)
+def test_no_hosts(tmp_path, text, code):
     path = tmp_path / "none" if text is None else written(tmp_path, text)
-    with pytest.raises(ConfigError, match=expected):
+    with raises_error(code, path, error=ConfigError):
         read_hostfile(path)

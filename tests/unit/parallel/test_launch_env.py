@@ -40,7 +40,7 @@ def test_half_a_launcher_is_an_error():
     ],
 )
 def test_a_variable_without_sense_is_named(name, value):
-    with pytest.raises(ConfigError, match=f"{name}={value}: expected a whole number from"):
+    with pytest.raises(ConfigError, match=f"{name}={value}: expected an integer from"):
         read_launch_env({**COMMON, name: value})
 
 

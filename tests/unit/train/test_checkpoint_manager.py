@@ -47,9 +47,9 @@ def test_room_for_some_is_a_warning_with_figures(config, free, capfd):
     size = 12 * count_params(config.model).total
     free(2 * size)
     check_disk_space(config)
-    said = " ".join(capfd.readouterr().err.split())
-    assert "the checkpoints to be kept at once will take" in said
-    assert "(up to 5 of 1." in said
+    warning = " ".join(capfd.readouterr().err.split())
+    assert "the checkpoints to be kept at once will take" in warning
+    assert "(up to 5 of 1." in warning
 
 
 def test_no_room_for_one_is_an_error(config, free):

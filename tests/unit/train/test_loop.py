@@ -3,10 +3,10 @@ import math
 
 import pytest
 import torch
+from errors import raises_error
 
 from leviathan.checkpoint.layout import complete_checkpoints
 from leviathan.engine.base import StepStats
-from leviathan.errors import LeviathanError
 from leviathan.model.init import init_weights
 from leviathan.model.transformer import CausalLM
 from leviathan.parallel.mesh import leave_mesh
@@ -52,12 +52,12 @@ def poisoned(monkeypatch):
 def test_a_run_whose_every_step_was_skipped_fails(run_config, trained, poisoned, capfd):
     poisoned()
     config = run_config(steps=3, checkpoint={"every": 1})
-    with pytest.raises(LeviathanError, match=r"run: all 3 steps were skipped.*optim\.lr"):
+    with raises_error("train.all_steps_skipped", config.run_dir, "all 3 ", "optim.lr"):
         trained(config)
     leave_mesh()
     assert "complete" not in capfd.readouterr().err
     assert [path.name for path in complete_checkpoints(config.run_dir)][-1] == "step-00000002"
-    with pytest.raises(LeviathanError, match="all 3 steps were skipped"):
+    with raises_error("train.all_steps_skipped", "all 3 "):
         trained(config)  # resumed from step 2
 
 
@@ -80,5 +80,5 @@ def test_nan_inside_lev_reaches_the_check_for_non_finite_losses(run_config, trai
     monkeypatch.setattr("leviathan.train.loop.init_weights", with_nan)
     lev = {"kind": "leviathan", "d_seed": 4, "heads": 2, "knots": 4, "rank": 3}
     config = run_config(steps=2, model={"embedding": lev})
-    with pytest.raises(LeviathanError, match="all 2 steps were skipped"):
+    with raises_error("train.all_steps_skipped", "all 2 "):
         trained(config)

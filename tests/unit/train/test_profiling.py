@@ -78,5 +78,5 @@ def test_what_can_be_asked_for():
     for text in ("3-5", "steps=a", "steps=5-3", "steps=0-1", "steps=3-11"):
         with pytest.raises(ConfigError, match=f"--profile {text}: expected"):
             parse_profile(text, False, 10)
-    with pytest.raises(ConfigError, match="--memory-snapshot covers the steps of --profile"):
+    with pytest.raises(ConfigError, match="--memory-snapshot requires --profile"):
         parse_profile(None, True, 10)

@@ -84,9 +84,9 @@ def test_going_on_with_another_way_of_tensor_parallelism(make, mesh, begun):
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"seed": 2}, "seed: 1234 in the run so far, 2 now"),
-        ({"optim": {"lr": 0.5}}, "optim.lr: 0.001 in the run so far, 0.5 now"),
-        ({"train": {"steps": 12}}, "train.steps: 9 in the run so far, 12 now"),
+        ({"seed": 2}, "seed: 1234 in the existing run, 2 now"),
+        ({"optim": {"lr": 0.5}}, "optim.lr: 0.001 in the existing run, 0.5 now"),
+        ({"train": {"steps": 12}}, "train.steps: 9 in the existing run, 12 now"),
         ({"train": {"global_batch_size": 8}}, "train.global_batch_size: 4"),
         ({"data": {"shuffle_window": 5}}, "data.shuffle_window: 10000"),
         ({"model": {"embedding": {"kind": "leviathan"}}}, "model.embedding.kind: tied"),
@@ -116,7 +116,7 @@ def test_only_one_process_group_works_in_a_folder(make, mesh, tiny_dataset):
     run_dir, info = make().run_dir, DatasetInfo.load(tiny_dataset)
     with (
         lock_run_dir(run_dir, mesh),
-        pytest.raises(ConfigError, match="another process is training there"),
+        pytest.raises(ConfigError, match="another process is training"),
         lock_run_dir(run_dir, mesh),
     ):
         pass
@@ -146,13 +146,13 @@ def test_what_another_run_logged_is_not_overwritten(make, mesh, tiny_dataset, ca
     (config.run_dir / "checkpoints/damaged-step-00000003").rename(half)
     (config.run_dir / "metrics.jsonl").write_text('{"step": 1}\n')
     with pytest.raises(
-        ConfigError, match=r"config\.yaml\):\n  seed: 1234 in the run so far, 2 now"
+        ConfigError, match=r"config\.yaml\):\n  seed: 1234 in the existing run, 2 now"
     ):
         find_resume_point(make(seed=2), info, mesh)
     assert half.exists()
     assert find_resume_point(config, info, mesh) == ResumePoint()
     assert not half.exists()
-    assert "set aside as damaged-step-00000003" in capfd.readouterr().err
+    assert "renamed to damaged-step-00000003" in capfd.readouterr().err
 
 
 def test_a_damaged_newest_checkpoint_is_set_aside(make, mesh, begun):
