@@ -1,8 +1,8 @@
-"""LEV in a transformers Llama: put in, train a few steps, and materialize for serving.
+"""LEV in a transformers Llama: replaces the input table, trains, and materializes for serving.
 
     .venv/bin/python examples/leviathan_in_llama.py [--steps N]
 
-The text is this Python's own argparse module, a word or a sign a token.
+The text is the source of Python's argparse module, with one token per word or symbol.
 """
 
 import argparse
@@ -18,14 +18,14 @@ WIDTH, LENGTH, ROWS = 64, 64, 8
 
 
 def tokens_of(text: str) -> tuple[torch.Tensor, int]:
-    """Ids `[N]` of a text's words and signs, and how many different ones there are."""
+    """Returns the ids `[N]` of the words and symbols of a text, and the vocabulary size."""
     words = re.findall(r"\w+|\s+|[^\w\s]", text)
     number = {word: i for i, word in enumerate(dict.fromkeys(words))}
     return torch.tensor([number[word] for word in words]), len(number)
 
 
 def build(vocabulary: int) -> LlamaForCausalLM:
-    """A small Llama whose input table is LEV; its output head is dense and its own."""
+    """A small Llama with a LEV input embedding and an untied dense output head."""
     llama = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=vocabulary,
@@ -37,14 +37,14 @@ def build(vocabulary: int) -> LlamaForCausalLM:
             tie_word_embeddings=False,  # LEV has no table to tie the head to
         )
     )
-    # Smaller than the defaults, as the vocabulary is: those are for 200,000 ids.
+    # Smaller than the defaults, which are for a vocabulary of 200,000 ids.
     lev = LeviathanEmbedding(vocabulary, WIDTH, d_seed=32, heads=4, knots=8, rank=16)
     llama.set_input_embeddings(lev)
     return llama
 
 
 def train(llama: LlamaForCausalLM, ids: torch.Tensor, steps: int) -> list[float]:
-    """A few AdamW steps on random windows; the loss of each."""
+    """Trains with AdamW on random windows; returns the loss of each step."""
     optimizer = torch.optim.AdamW(llama.parameters(), lr=3e-3, weight_decay=0)
     losses = []
     for step in range(steps):
@@ -61,7 +61,7 @@ def train(llama: LlamaForCausalLM, ids: torch.Tensor, steps: int) -> list[float]
 
 
 def freeze(llama: LlamaForCausalLM) -> None:
-    """Puts the materialized table in LEV's place: from here on it is an ordinary Llama."""
+    """Replaces LEV by its materialized table; the result is an ordinary Llama."""
     lev = llama.get_input_embeddings()
     assert isinstance(lev, LeviathanEmbedding)
     table = lev.materialize()
@@ -69,7 +69,7 @@ def freeze(llama: LlamaForCausalLM) -> None:
 
 
 def main(arguments: list[str] | None = None) -> list[float]:
-    """Trains, freezes and compares; the losses."""
+    """Trains, materializes and compares the logits; returns the losses."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=60)
     options = parser.parse_args(arguments)
@@ -83,7 +83,7 @@ def main(arguments: list[str] | None = None) -> list[float]:
         before = llama(sample).logits
         freeze(llama)
         difference = float((llama(sample).logits - before).abs().max())
-    print(f"An ordinary table in its place changes the logits by at most {difference:.1e}.")
+    print(f"Materializing the table changes the logits by at most {difference:.1e}.")
     return losses
 
 

@@ -1,4 +1,4 @@
-"""Text from a checkpoint: prompts side by side, shown as it comes."""
+"""Text generation from a checkpoint, in batches and with streaming output."""
 
 import json
 import sys
@@ -15,7 +15,7 @@ from leviathan.evaluate.truncation import TruncationCounts, fit_prompt
 from leviathan.model.decode import Sampling, generate, with_materialized_embedding
 from leviathan.model.transformer import CausalLM
 
-OnText = Callable[[int, str], None]  # (number of the prompt, new text)
+OnText = Callable[[int, str], None]  # (index of the prompt, new text)
 
 
 def generate_texts(
@@ -27,17 +27,18 @@ def generate_texts(
     batch_size: int = 8,
     on_text: OnText | None = None,
 ) -> dict[str, Any]:
-    """Continues texts with a checkpoint.
+    """Generates continuations of prompts with a checkpoint.
 
     Args:
-        checkpoint: whatever `resolve_checkpoint` takes, or a Hugging Face Llama folder.
-        prompts: texts; an empty one begins a document.
+        checkpoint: path accepted by `resolve_checkpoint`, or a Hugging Face Llama directory.
+        prompts: texts; an empty prompt generates from the beginning of a document.
         max_new_tokens: maximum new tokens per prompt; limited, with a warning, to the context that
             remains after the prompt.
-        sampling: greedy if omitted; a prompt's draws depend on the seed and its number alone.
-        stops: texts at which a continuation ends; they are not part of it.
-        batch_size: prompts at once.
-        on_text: gets each piece of text when it is certain.
+        sampling: sampling options; greedy by default. The random numbers of a prompt depend only
+            on the seed and the index of the prompt.
+        stops: strings that end a continuation; they are excluded from it.
+        batch_size: prompts per batch.
+        on_text: receives each piece of text as soon as it is final.
 
     Returns:
         `completions`, one per prompt: `prompt`, `text`, `tokens`, `finish` (`end`, `stop`,
@@ -45,19 +46,17 @@ def generate_texts(
         tokens removed from the beginning of a prompt that fills the context; `truncation`: totals.
 
     Raises:
-        CheckpointError: no valid checkpoint there.
-        ConfigError: a sampling option that means nothing, or no prompt.
+        CheckpointError: no valid checkpoint was found.
+        ConfigError: an invalid sampling option, or no prompt.
     """
     how = sampling or Sampling()
     if not prompts:
-        raise ConfigError(
-            "generate.no_prompt", "no prompt is given: use --prompt TEXT or --file FILE"
-        )
+        raise ConfigError("generate.no_prompt", "no prompt: use --prompt TEXT or --file FILE")
     if how.temperature < 0 or not 0 < how.top_p <= 1:
         raise ConfigError(
             "cli.invalid_option",
             f"--temperature {how.temperature:g}, --top-p {how.top_p:g}: expected a temperature of "
-            "0 or more and a top-p above 0, at most 1",
+            "at least 0 and a top-p above 0 and at most 1",
         )
     loaded = open_checkpoint(checkpoint)
     model = with_materialized_embedding(loaded.model)
@@ -126,10 +125,10 @@ def _finish(stream: TextStream, new_tokens: int) -> str:
 
 
 def read_prompts(file: Path) -> list[str]:
-    """One prompt a line: plain text, or JSON strings and objects with `prompt` in a .jsonl file.
+    """Reads one prompt per line: text, or JSON strings or objects with `prompt` in a .jsonl file.
 
     Raises:
-        DataError: the file cannot be read, or a line of it is something else.
+        DataError: the file cannot be read, or a line is not a prompt.
     """
     try:
         # Not splitlines(): a form feed or U+2028 belongs to the prompt.
@@ -141,20 +140,21 @@ def read_prompts(file: Path) -> list[str]:
     prompts = []
     for number, line in enumerate(lines, 1):
         try:
-            said = json.loads(line)
+            item = json.loads(line)
         except ValueError as error:
             raise DataError("prompts.invalid", f"{file}:{number}: not JSON ({error})") from None
-        prompt = said.get("prompt") if isinstance(said, dict) else said
+        prompt = item.get("prompt") if isinstance(item, dict) else item
         if not isinstance(prompt, str):
             raise DataError(
-                "prompts.invalid", f"{file}:{number}: expected a text, or an object with `prompt`"
+                "prompts.invalid",
+                f"{file}:{number}: expected a string or an object with the key `prompt`",
             )
         prompts.append(prompt)
     return prompts
 
 
 def show_stream(prompt: str) -> OnText:
-    """Writes a prompt and then its continuation to standard output while it comes."""
+    """Writes a prompt, then streams its continuation to standard output."""
     sys.stdout.write(prompt)
     sys.stdout.flush()
 
@@ -166,5 +166,5 @@ def show_stream(prompt: str) -> OnText:
 
 
 def as_text(result: dict[str, Any]) -> str:
-    """The texts, each with its prompt before it and a rule between them."""
-    return "\n---\n".join(found["prompt"] + found["text"] for found in result["completions"])
+    """Prompts with their continuations, separated by `---` lines."""
+    return "\n---\n".join(one["prompt"] + one["text"] for one in result["completions"])

@@ -17,8 +17,8 @@ def build_engine(model_factory: Callable[[], CausalLM], plan: RunPlan, mesh: Mes
         mesh: the initialized process mesh.
 
     Raises:
-        ConfigError: DeepSpeed keys in `engine.extra` contradict the plan, or `engine.dp_replicate` does
-            not divide the number of data-parallel ranks.
+        ConfigError: DeepSpeed keys in `engine.extra` contradict the plan, or
+            `engine.dp_replicate` does not divide the number of data-parallel ranks.
     """
     if plan.config.engine.kind == "fsdp2":
         from leviathan.engine.fsdp2 import Fsdp2Engine

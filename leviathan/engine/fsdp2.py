@@ -38,8 +38,8 @@ class Fsdp2Engine:
             raise ConfigError(
                 "parallel.indivisible",
                 f"engine.dp_replicate={engine.dp_replicate} does not divide the {mesh.dp} "
-                "data-parallel ranks. Set engine.dp_replicate to a divisor of this number, or start "
-                "another number of ranks",
+                "data-parallel ranks. Set engine.dp_replicate to a divisor of this number, or "
+                "start another number of ranks",
             )
         self._mesh, self._replicas = mesh, engine.dp_replicate
         self.optimizer_steps = 0

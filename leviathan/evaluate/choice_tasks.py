@@ -1,7 +1,7 @@
-"""Checks the files of our own multiple-choice tasks before lm-eval reads them.
+"""Checks the files of this project's multiple-choice tasks before lm-eval reads them.
 
-lm-eval takes the name of a missing column for a text, and a missing answer for a wrong one: the
-score would be a number all the same.
+lm-eval uses the name of a missing column as text and counts a missing answer as wrong, so invalid
+files would give a score without an error.
 """
 
 import json
@@ -21,20 +21,21 @@ def check_task_files(definition: str) -> None:
         definition: the task's YAML, `${task_data}` filled in.
 
     Raises:
-        DataError: a file is missing, empty, or has a line that is no item of the task.
+        DataError: a file is missing, empty, or has a line that is not an item of the task.
     """
     try:
         task = yaml.safe_load(definition)
         files = list(task["dataset_kwargs"]["data_files"].values())
     except (yaml.YAMLError, LookupError, TypeError, AttributeError):
-        return  # a task of another make: lm-eval's to judge
+        return  # not a task with local files: lm-eval checks it
     columns = {kind: task.get(f"doc_to_{kind}") for kind in ("text", "choice", "target")}
     plain = all(isinstance(name, str) and name.isidentifier() for name in columns.values())
     for file in files:
         if not Path(file).is_file():
             raise DataError(
                 "tasks.not_found",
-                f"{file}: no such file; the task data must be the folder that {task['task']} reads",
+                f"{file}: file not found; --task-data must be the directory of the files of "
+                f"{task['task']}",
             )
         if plain and task.get("output_type") == "multiple_choice":
             _check_items(Path(file), columns)
@@ -55,21 +56,21 @@ def _check_items(file: Path, columns: Mapping[str, str]) -> None:
         if problem := _problem(item, columns):
             raise DataError("tasks.invalid_record", f"{file}:{number}: {problem}")
     if not items:
-        raise DataError("tasks.empty", f"{file}: holds no items")
+        raise DataError("tasks.empty", f"{file}: contains no items")
 
 
 def _problem(item: Any, columns: Mapping[str, str]) -> str | None:
-    """What keeps a line from being an item, None where nothing does."""
+    """Returns why a line is not an item of the task, or None."""
     text, choice, target = columns["text"], columns["choice"], columns["target"]
     if not isinstance(item, dict) or not {text, choice, target} <= item.keys():
-        found = ", ".join(map(str, item)) if isinstance(item, dict) else type(item).__name__
-        return f"expected the columns {text}, {choice} and {target}, found {found or 'none'}"
+        columns_ = ", ".join(map(str, item)) if isinstance(item, dict) else type(item).__name__
+        return f"expected the columns {text}, {choice} and {target}, found {columns_ or 'none'}"
     choices, answer = item[choice], item[target]
     if not isinstance(item[text], str):
-        return f"{text}: expected a text, found {item[text]!r:.60}"
+        return f"{text}: expected a string, found {item[text]!r:.60}"
     texts = isinstance(choices, list) and all(isinstance(part, str) and part for part in choices)
     if not texts or len(choices) < 2:
-        return f"{choice}: expected a list of two or more texts, found {choices!r:.60}"
+        return f"{choice}: expected a list of two or more strings, found {choices!r:.60}"
     if type(answer) is not int or not 0 <= answer < len(choices):
         return f"{target}: expected 0 to {len(choices) - 1}, found {answer!r:.60}"
     return None

@@ -1,4 +1,4 @@
-"""The tasks that `eval/` defines: their YAML with the user's files filled in and read through."""
+"""The tasks that `eval/` defines: their YAML with the paths of the user's files, checked."""
 
 import json
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ from leviathan.evaluate.choice_tasks import check_task_files
 from leviathan.evaluate.task_files import find_task_files
 from leviathan.evaluate.task_records import RECORDS, check_records
 
-TASKS = Path(__file__).parents[2] / "eval"  # a stage folder of the repository, not of the package
-TASK_DATA = "${task_data}"  # stands for --task-data
-BUILTIN = "${lm_eval}"  # for lm-eval's own folder of tasks
-FILES, FORMAT = "${files}", "${format}"  # for what is found in --task-data, and json or parquet
+TASKS = Path(__file__).parents[2] / "eval"  # in the repository, not in the package
+TASK_DATA = "${task_data}"  # replaced by --task-data
+BUILTIN = "${lm_eval}"  # replaced by the tasks directory of lm-eval
+FILES, FORMAT = "${files}", "${format}"  # replaced by the files, and json or parquet
 
 
 def defined() -> list[str]:
@@ -23,18 +23,18 @@ def defined() -> list[str]:
 
 
 def definitions(names: Sequence[str], task_data: Path | None, builtin: Path) -> dict[str, str]:
-    """The YAML of those tasks that `eval/` has, complete and with every item of their files read.
+    """Returns the YAML of the tasks that `eval/` defines, after checking every item of their files.
 
-    Without `task_data`, those that lm-eval has by the same name are left to it and the network.
+    Without `task_data`, tasks that lm-eval also defines are skipped: lm-eval downloads their data.
 
     Args:
-        names: tasks, of any make.
-        task_data: folder with their files.
-        builtin: lm-eval's own folder of tasks.
+        names: names of tasks, including those of lm-eval.
+        task_data: directory with their files.
+        builtin: tasks directory of lm-eval.
 
     Raises:
-        ConfigError: a task that reads files, and no `task_data`.
-        DataError: files are missing or damaged, or hold something else.
+        ConfigError: a task reads local files, but `task_data` is None.
+        DataError: files are missing, corrupt or invalid.
     """
     own: dict[str, str] = {}
     for name in names:
@@ -43,7 +43,7 @@ def definitions(names: Sequence[str], task_data: Path | None, builtin: Path) -> 
         if task_data is None:
             raise ConfigError(
                 "tasks.no_data",
-                f"task {name} reads files: give the folder they lie in with --task-data DIR",
+                f"task {name} reads local files: set their directory with --task-data DIR",
             )
         text = (TASKS / f"{name}.yaml").read_text(encoding="utf-8")
         folder = Path(task_data)

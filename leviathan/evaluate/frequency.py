@@ -1,4 +1,4 @@
-"""Loss by how often the target occurs in the training split, for one or several checkpoints."""
+"""Loss by training frequency of the target token, for one or several checkpoints."""
 
 import io
 from collections.abc import Sequence
@@ -42,33 +42,33 @@ def frequency(
     split: str = "val",
     batch_size: int = 8,
 ) -> dict[str, Any]:
-    """Sorts the loss on a split by the training frequency of its targets.
+    """Computes the loss on a split by the training frequency of its targets.
 
-    Each run folder gets `frequency.json` and `frequency.npz` (sums by document and bucket, from
-    which any two runs can be paired later); `out` gets one `frequency.json` of all of them. Started
-    by a launcher, the ranks share the batches.
+    Each run directory gets `frequency.json` and `frequency.npz` (sums by document and bucket, from
+    which any two runs can be paired later); `out` gets one `frequency.json` with all runs. Under a
+    launcher, the ranks share the batches.
 
     Args:
-        checkpoints: whatever `resolve_checkpoint` takes; the first is the baseline.
-        data: a prepared dataset, or one in the foreign format of the first model's run: the one
-            whose training split the models saw.
-        out: a folder for the common result.
+        checkpoints: paths accepted by `resolve_checkpoint`; the first is the baseline.
+        data: the dataset that the models were trained on: a prepared dataset, or one in the
+            `data.format` of the first model's run.
+        out: directory for the combined result.
         split: `val` or `train`.
-        batch_size: sequences at once.
+        batch_size: sequences per batch.
 
     Returns:
-        `runs` (label, and per scale one row a bucket) and `pairs` (each other checkpoint minus the
-        first, with 95 % intervals over documents, or the reason why there is none).
+        `runs` (label, and per scale one row per bucket) and `pairs` (each other checkpoint minus
+        the first, with 95 % intervals over documents, or the reason why there is none).
 
     Raises:
-        CheckpointError: no valid checkpoint there.
-        DataError: the dataset is damaged, empty, or does not fit a model.
+        CheckpointError: no valid checkpoint was found.
+        DataError: the dataset is corrupt, empty, or does not match a model.
     """
     ranks = join_ranks()
     if out is not None:
         ranks.on_rank_zero(lambda: check_writable_file(out / "frequency.json"))
     described = [describe(path, ranks) for path in checkpoints]
-    # The last one's faults are told before the first one is scored.
+    # All datasets are checked before the first model is scored.
     sets = [
         ranks.on_each_rank(lambda found=found: open_data(found, data, split)) for found in described
     ]
@@ -91,13 +91,13 @@ def frequency(
 
 
 def token_counts(found: CheckpointDescription, data: Dataset, ranks: Ranks) -> np.ndarray:
-    """Occurrences of every id in the training split, [V] int64: as prepared, or counted now.
+    """Returns the occurrences of every id in the training split, [V] int64.
 
-    A foreign dataset does not bring them. Its rows are counted once, each rank some of them, and
-    the sums kept beside the run.
+    A dataset of another converter has no counts. Its samples are counted once, distributed over
+    the ranks, and the counts are stored in the run directory.
 
     Raises:
-        DataError: the file or a row is damaged.
+        DataError: the counts or a sample are corrupt.
     """
     info = data.info
     if data.format is None:
@@ -150,8 +150,8 @@ def read_counts(file: Path, vocab_size: int, total: int | None = None) -> np.nda
     if counts.shape != (vocab_size,):
         raise DataError(
             "token_counts.invalid",
-            f"{file}: expected {vocab_size:,} counts, one a token id, found shape {counts.shape}; "
-            "prepare the dataset again",
+            f"{file}: expected {vocab_size:,} counts, one per token id, found shape "
+            f"{counts.shape}; prepare the dataset again",
         )
     if not np.issubdtype(counts.dtype, np.integer):
         raise DataError(
@@ -176,7 +176,7 @@ def read_counts(file: Path, vocab_size: int, total: int | None = None) -> np.nda
 
 
 def frequency_table(result: dict[str, Any]) -> str:
-    """The result as text: one table by occurrences, one by share of the training tokens."""
+    """Formats the result as two tables: by occurrences and by share of the training tokens."""
     names: dict[Scale, str] = {
         "absolute": "occurrences in training",
         "relative": "share of training tokens",
@@ -209,7 +209,7 @@ def _score(
 
 
 class _Sums:
-    """Loss and number of targets by (document, bucket), growing as documents appear."""
+    """Running sums of loss and number of targets by (document, bucket)."""
 
     def __init__(self) -> None:
         self.cells: dict[Scale, dict[int, np.ndarray]] = {scale: {} for scale in SCALES}

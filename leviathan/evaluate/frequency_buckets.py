@@ -1,6 +1,6 @@
-"""Loss by how often a token was seen in training: buckets, per-document sums, paired intervals.
+"""Loss by training frequency: buckets, sums per document, and paired intervals.
 
-Plain numpy, so that the report can read and pair what an evaluation left behind.
+Uses only numpy, so that the report can read the results of an evaluation.
 """
 
 import io
@@ -22,7 +22,7 @@ SCALES: tuple[Scale, ...] = ("absolute", "relative")
 
 @dataclass(frozen=True)
 class Bucket:
-    """Token ids whose training frequency lies in [low, high): occurrences, or a share of them."""
+    """Token ids whose training frequency is in [low, high): occurrences, or a share of them."""
 
     label: str
     low: float
@@ -56,7 +56,7 @@ BUCKETS: dict[Scale, tuple[Bucket, ...]] = {
 
 
 def bucket_of(token_counts: np.ndarray, scale: Scale) -> np.ndarray:
-    """The bucket of every token id.
+    """Returns the bucket of every token id.
 
     Args:
         token_counts: occurrences in the training split, [V] integers.
@@ -77,7 +77,7 @@ class FrequencyBuckets:
     """Summed loss of one model on one split, by document and bucket.
 
     Attributes:
-        documents: running numbers of the documents, [N] int64, ascending.
+        documents: indices of the documents, [N] int64, ascending.
         nats: summed NLL per scale, [N, buckets] float64.
         tokens: scored targets per scale, [N, buckets] int64.
         identity: what was scored (data fingerprint, split): only equal ones can be paired.
@@ -100,10 +100,10 @@ class FrequencyBuckets:
 
     @classmethod
     def load(cls, path: Path) -> "FrequencyBuckets":
-        """Reads what `save` wrote.
+        """Reads a file written by `save`.
 
         Raises:
-            DataError: the file is damaged or not ours.
+            DataError: the file is corrupt or has another format.
         """
         try:
             with np.load(path, allow_pickle=False) as file:
@@ -121,7 +121,7 @@ class FrequencyBuckets:
             ) from error
 
     def table(self, scale: Scale) -> list[dict[str, Any]]:
-        """One row a bucket: label, targets, documents and nats per token (None where empty)."""
+        """One row per bucket: label, targets, documents and nats per token (None if empty)."""
         rows = []
         for index, bucket in enumerate(BUCKETS[scale]):
             tokens = int(self.tokens[scale][:, index].sum())

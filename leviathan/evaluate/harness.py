@@ -1,14 +1,14 @@
-"""lm-eval on native checkpoints: a `TemplateLM` of ours, and the tasks that `eval/` defines.
+"""lm-eval on native checkpoints: a `TemplateLM`, and the tasks that `eval/` defines.
 
-The only module that imports lm_eval. Rules that the scores follow:
+The only module that imports lm_eval. Rules for the scores:
 
 - The context of a request begins with the prefix token exactly once: end-of-text, as in training,
   or the beginning-of-sequence token of an imported model. If both do not fit the model's
   context, the context is truncated from the left and counted.
 - A prompt keeps all its tokens; the number of new tokens is limited by the remaining context, and
   limited requests are counted.
-- A rolling request begins with it too; its later windows begin with as much of the text before
-  them as fits, as rows of the training data do and as lm-eval's own models do.
+- A rolling request also begins with the prefix token; its later windows begin with as much of the
+  preceding text as fits, as in the training data and in the models of lm-eval.
 """
 
 import json
@@ -64,16 +64,16 @@ UNNAMED = "unnamed task"
 
 
 class LeviathanLM(TemplateLM):
-    """A native checkpoint as lm-eval sees it.
+    """A native checkpoint as a model of lm-eval.
 
-    Several ranks share the batches here, below lm-eval: each of them sees all requests and all
-    scores, so that metrics and files are those of one rank.
+    Ranks share the batches below lm-eval: each rank has all requests and all scores, so metrics and
+    files are the same as with one rank.
 
     Attributes:
-        rows: scores token ids; counts the contexts that it had to cut.
-        spanning: requests in which a token spans the border of context and continuation.
-        not_finite: names of the tasks in which a log-likelihood came out as no finite number.
-        rolled: summed log-likelihood and tokens of whole texts, by task.
+        rows: scores token ids; counts the truncated contexts.
+        spanning: requests in which a token spans the boundary between context and continuation.
+        not_finite: names of the tasks with a log-likelihood that is not finite.
+        rolled: summed log-likelihood and number of tokens of full texts, by task.
         truncation: contexts and generations that did not fit the model's context, by task.
     """
 
@@ -110,9 +110,11 @@ class LeviathanLM(TemplateLM):
         return self.encoding.encode(string)
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        """As lm-eval cuts it, so that its own models agree: what the whole has more than the
-        context. Where a token spans the border that is less than the continuation, and it may be
-        nothing; then alone the two are encoded apart.
+        """Splits context and continuation like the models of lm-eval.
+
+        The continuation consists of the ids of the joined text after those of the context. If a
+        token spans the boundary, these ids cover only part of the continuation; if none are left,
+        the two strings are encoded separately.
         """
         context_ids, continuation_ids = super()._encode_pair(context, continuation)
         whole = context_ids + continuation_ids
@@ -126,7 +128,7 @@ class LeviathanLM(TemplateLM):
     def loglikelihood(
         self, requests: list[Instance], disable_tqdm: bool = True
     ) -> list[tuple[float, bool]]:
-        """(log-likelihood of the continuation in nats, whether it is the greedy one) a request."""
+        """Log-likelihood of the continuation in nats, and whether it is greedy, per request."""
         self._task_names = [request.task_name or UNNAMED for request in requests]
         results = super().loglikelihood(requests, disable_tqdm=True)
         self._flag(requests, [value for value, _ in results])
@@ -135,7 +137,7 @@ class LeviathanLM(TemplateLM):
     def loglikelihood_rolling(
         self, requests: list[Instance], disable_tqdm: bool = True
     ) -> list[float]:
-        """Log-likelihood of whole texts in nats; every token is scored exactly once."""
+        """Log-likelihood of full texts in nats; every token is scored exactly once."""
         windows = [self.rolling_windows(request.args[0]) for request in requests]
         scores = iter(self.rows.score([pair for own in windows for pair in own]))
         totals = [sum(next(scores)[0] for _ in own) for own in windows]
@@ -192,8 +194,8 @@ class LeviathanLM(TemplateLM):
             made = self.rows.ranks.map(texts, batches)
         found = {
             place: text
-            for batch, said in zip(batches, made, strict=True)
-            for place, text in zip(batch, said, strict=True)
+            for batch, texts_ in zip(batches, made, strict=True)
+            for place, text in zip(batch, texts_, strict=True)
         }
         return [found[place] for place in range(len(requests))]
 
@@ -230,42 +232,43 @@ def run_tasks(
     batch_size: int = 8,
     out: Path | None = None,
 ) -> dict[str, Any]:
-    """Runs lm-eval tasks on a checkpoint and files `lm_eval.json` beside the run.
+    """Runs lm-eval tasks on a checkpoint and writes `lm_eval.json` into the run directory.
 
-    Started by a launcher, its ranks share the batches; the result is that of one.
+    Under a launcher, the ranks share the batches; the result is the same as with one rank.
 
     Args:
-        checkpoint: whatever `resolve_checkpoint` takes, or a Hugging Face Llama folder.
-        tasks: names, of `eval/*.yaml` or of lm-eval's own tasks.
-        task_data: folder with the tasks' files; given, the network is not used.
-        limit: samples a task; None takes all.
-        batch_size: sequences at once.
-        out: a folder for `lm_eval.json` and each task's samples, one JSON object a line.
+        checkpoint: path accepted by `resolve_checkpoint`, or a Hugging Face Llama directory.
+        tasks: names of tasks in `eval/*.yaml` or of lm-eval.
+        task_data: directory with the files of the tasks; if given, the network is not used.
+        limit: maximum number of samples per task; None for all.
+        batch_size: sequences per batch.
+        out: directory for `lm_eval.json` and the samples of each task, one JSON object per line.
 
     Returns:
-        lm-eval's results, and under "leviathan" what it does not say: the checkpoint, how many
-        contexts were cut, loss per token of whole texts, and tasks whose scores were not finite
+        The results of lm-eval, and under "leviathan": the checkpoint, the number of truncated
+        contexts, loss per token of full texts, and tasks whose scores were not finite
         (their metrics are null).
 
     Raises:
-        CheckpointError: no valid checkpoint there.
+        CheckpointError: no valid checkpoint was found.
         ConfigError: no or an unknown task, one of `eval/` without `task_data`, a limit below 1.
-        DataError: a file of a task is missing or damaged, or a sample does not fit the model.
+        DataError: a file of a task is missing or corrupt, or a continuation is longer than the
+            context.
     """
     if not tasks:
         raise ConfigError(
-            "tasks.none_named", "no task is named: give --tasks, as in `--tasks next_line`"
+            "tasks.none_named", "no task given: use --tasks, for example `--tasks next_line`"
         )
     if limit is not None and limit < 1:
         raise ConfigError(
-            "cli.invalid_option", f"--limit {limit}: expected 1 or more samples a task"
+            "cli.invalid_option", f"--limit {limit}: expected 1 or more samples per task"
         )
     ranks = join_ranks()
     if out is not None:
         ranks.on_rank_zero(lambda: check_writable_dir(out))
     ranks.on_each_rank(
         lambda: definitions(tasks, task_data, BUILTIN)
-    )  # sooner than the weights are read
+    )  # before the weights are read
     loaded = open_checkpoint(checkpoint, ranks)
     result, samples = score_tasks(loaded, tasks, task_data, limit, batch_size)
     if out is not None and ranks.rank == 0:
@@ -279,11 +282,11 @@ def run_tasks(
 
 
 def check_tasks(tasks: Sequence[str], task_data: Path | None) -> None:
-    """Whether the tasks can be run, without a model; lm-eval's own are only looked up.
+    """Checks without a model that the tasks can be run; for tasks of lm-eval, only the names.
 
     Raises:
         ConfigError: an unknown task, or one of `eval/` without `task_data`.
-        DataError: a file of a task is missing or damaged.
+        DataError: a file of a task is missing or corrupt.
     """
     own = definitions(tasks, task_data, BUILTIN)
     with TemporaryDirectory() as scratch:
@@ -297,14 +300,14 @@ def score_tasks(
     limit: int | None = None,
     batch_size: int = 8,
 ) -> tuple[dict[str, Any], dict[str, list[Any]]]:
-    """Runs lm-eval tasks on a model and files `lm_eval.json` beside its run.
+    """Runs lm-eval tasks on a model and writes `lm_eval.json` into its run directory.
 
     Args:
         loaded: the model, on every rank of a launch.
-        tasks: names.
-        task_data: folder with the tasks' files.
-        limit: samples a task; None takes all.
-        batch_size: sequences at once.
+        tasks: names of tasks.
+        task_data: directory with the files of the tasks.
+        limit: maximum number of samples per task; None for all.
+        batch_size: sequences per batch.
 
     Returns:
         What `run_tasks` returns, and each task's samples.
@@ -317,7 +320,10 @@ def score_tasks(
     model = LeviathanLM(loaded.model, loaded.tokenizer, batch_size, ranks)
     result, samples = evaluate_model(model, tasks, own, task_data is not None, limit)
     for task in sorted(model.not_finite):
-        say(f"{task}: the model gave scores that are not finite; its metrics are void", "bold red")
+        say(
+            f"{task}: the model returned scores that are not finite; the metrics are set to null",
+            "bold red",
+        )
     for task, counts in sorted(model.truncation.items()):
         counts.report(task, model.rows.max_length)
     cut = sum_counts(model.truncation)
@@ -347,14 +353,14 @@ def score_tasks(
 def evaluate_model(
     model: Any, tasks: Sequence[str], own: dict[str, str], local: bool, limit: int | None = None
 ) -> tuple[dict[str, Any], dict[str, list[Any]]]:
-    """Runs tasks on anything that lm-eval takes for a model.
+    """Runs tasks on any model that lm-eval accepts.
 
     Args:
-        model: a `LeviathanLM`, or a model of lm-eval's own to compare with.
-        tasks: names.
-        own: what `definitions` gave.
-        local: keep off the network.
-        limit: samples a task; None takes all.
+        model: a `LeviathanLM`, or a model of lm-eval for comparison.
+        tasks: names of tasks.
+        own: return value of `definitions`.
+        local: do not use the network.
+        limit: maximum number of samples per task; None for all.
 
     Returns:
         lm-eval's results as JSON values, and by task its samples with every log-likelihood.
@@ -365,7 +371,7 @@ def evaluate_model(
             if task.get_config("num_fewshot") is None:
                 task.set_config(key="num_fewshot", value=0)
             task.set_fewshot_seed(seed=FEWSHOT_SEED)
-        with redirect_stdout(sys.stderr):  # lm-eval tells of its bootstrap among the results
+        with redirect_stdout(sys.stderr):  # lm-eval prints progress to stdout
             results = evaluate(model, found, limit=limit, log_samples=True, bootstrap_iters=1_000)
     assert results is not None
     samples: Any = results.pop("samples", {})
@@ -381,7 +387,7 @@ def _check_options(task: str, options: dict[str, Any]) -> None:
     if options.get("do_sample") and options.get("temperature", 1):
         raise ConfigError(
             "tasks.unsupported",
-            f"task {task} asks for sampling (do_sample); only greedy "
+            f"task {task} requests sampling (do_sample); only greedy "
             "generation is available: set do_sample: false in its YAML",
         )
     for key, value in options.items():
@@ -400,17 +406,17 @@ def _new_tokens(options: dict[str, Any]) -> int:
 
 
 def _per_token(loglikelihood: float, tokens: float) -> dict[str, Any]:
-    """Loss of whole texts by token, which compares models of one tokenizer."""
+    """Loss per token of full texts; comparable between models with the same tokenizer."""
     nats = -loglikelihood / max(1, tokens)
     perplexity = math.exp(nats) if nats < 700 else None
     return without_nan({"tokens": int(tokens), "nats_per_token": nats, "perplexity": perplexity})
 
 
 def _manager(names: Sequence[str], own: dict[str, str], scratch: Path) -> TaskManager:
-    """Knows all the tasks; lm-eval's tree is indexed (about 20 s) only for a name that is not ours.
+    """Returns a manager of all tasks; indexes those of lm-eval (about 20 s) only if needed.
 
     Raises:
-        ConfigError: no one knows one of them.
+        ConfigError: a task is unknown.
     """
     for name, text in own.items():
         (scratch / f"{name}.yaml").write_text(text, encoding="utf-8")
@@ -420,15 +426,15 @@ def _manager(names: Sequence[str], own: dict[str, str], scratch: Path) -> TaskMa
             hint = did_you_mean(name, [*defined(), *manager.all_tasks])
             raise ConfigError(
                 "tasks.unknown",
-                f"unknown task {name!r}; {hint} eval/ has {', '.join(defined()) or 'none'}, and "
-                "lm-eval's own are listed by `lm-eval ls tasks`",
+                f"task {name!r} is unknown; {hint} eval/ defines "
+                f"{', '.join(defined()) or 'none'}, and `lm-eval ls tasks` lists those of lm-eval",
             )
     return manager
 
 
 def _load_tasks(names: list[str], own: dict[str, str], scratch: Path) -> Any:
     manager = _manager(names, own, scratch)
-    datasets.disable_progress_bars()  # small files; their bars would only blur ours
+    datasets.disable_progress_bars()  # they would interfere with our progress bars
     try:
         with dataset_cache(scratch / "cache"):
             return manager.load(names)
@@ -436,5 +442,5 @@ def _load_tasks(names: list[str], own: dict[str, str], scratch: Path) -> Any:
         raise DataError(
             "tasks.no_data",
             f"cannot read the data of {', '.join(names)}: {error}; without a network, give the "
-            "tasks' files with --task-data DIR (eval/README.md says what they hold)",
+            "tasks' files with --task-data DIR (see eval/README.md for their format)",
         ) from error

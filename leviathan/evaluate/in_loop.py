@@ -1,8 +1,8 @@
-"""Evaluation of a model while it is trained, as `leviathan perplexity` and `eval` do it afterwards.
+"""Evaluation during training, with the same results as `leviathan perplexity` and `eval`.
 
-Scores come from the same head, and tasks from the same harness, on weights of the same fp32 bits
-that the step's checkpoint holds. They do not affect training: batches are a function of the step,
-and random states are restored.
+It uses the same head, the same harness and the same fp32 weights as the checkpoint of the step.
+Evaluation does not change the training: batches depend only on the step, and random states are
+restored.
 """
 
 import random
@@ -27,7 +27,7 @@ from leviathan.parallel.mesh import Mesh
 
 @dataclass(frozen=True)
 class Validation:
-    """Nats per target of the whole validation split, and of each subset that it has targets of."""
+    """Nats per target of the validation split, and of each subset with targets."""
 
     loss: float
     by_subset: dict[str, float]
@@ -59,11 +59,11 @@ def validate(engine: Engine, config: RunConfig, dataset: Dataset, mesh: Mesh) ->
 
 
 def check_tasks(config: RunConfig) -> None:
-    """Before anything is trained: are there such tasks, and are their files whole?
+    """Checks before training that the tasks exist and their files are valid.
 
     Raises:
-        ConfigError: no such task, or one that reads files and no `evaluate.task_data`.
-        DataError: a file is missing or damaged.
+        ConfigError: a task is unknown, or reads files without `evaluate.task_data`.
+        DataError: a file is missing or corrupt.
     """
     if config.evaluate.tasks:
         from leviathan.evaluate.harness import check_tasks as check  # takes seconds to import
@@ -72,15 +72,15 @@ def check_tasks(config: RunConfig) -> None:
 
 
 def run_tasks(engine: Engine, config: RunConfig, mesh: Mesh, step: int) -> dict[str, Any]:
-    """Runs `evaluate.tasks` on the model as it is, on every rank whole. Collective.
+    """Runs `evaluate.tasks` on the current model, with a full copy on every rank. Collective.
 
-    lm-eval's results are filed as `leviathan eval` files them, under `evaluation/step-XXXXXXXX`.
+    The results of lm-eval are written to `evaluation/step-XXXXXXXX`, as by `leviathan eval`.
 
     Returns:
         `task/metric` → value.
 
     Raises:
-        ConfigError, DataError: the tasks' files are no longer as they were.
+        ConfigError, DataError: the files of the tasks have changed.
     """
     from leviathan.evaluate.harness import score_tasks
 
@@ -108,7 +108,7 @@ def run_tasks(engine: Engine, config: RunConfig, mesh: Mesh, step: int) -> dict[
 
 
 def full_model(engine: Engine, config: RunConfig) -> CausalLM:
-    """A copy of the model, on the CPU, from whatever parts the ranks hold. Collective."""
+    """Gathers a full copy of the model on the CPU from the shards of all ranks. Collective."""
     model = CausalLM(config.model)
     for state in engine.iter_full_state():
         model.get_parameter(state.name).data.copy_(state.weight)
@@ -117,7 +117,7 @@ def full_model(engine: Engine, config: RunConfig) -> CausalLM:
 
 @contextmanager
 def preserved_rng_state() -> Iterator[None]:
-    """Whatever draws random numbers inside, those drawn afterwards are as if it had not."""
+    """Restores the random states at the end of the block."""
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     python, numbers = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices):

@@ -1,4 +1,4 @@
-"""The input table of a checkpoint, materialized, with what is needed to read it."""
+"""The materialized input table of a checkpoint, with its tokenizer and token counts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,11 +22,11 @@ class CheckpointTable:
     """An input table and where it comes from.
 
     Attributes:
-        label: the kind, or kind and run where that says more.
+        label: the kind, or kind and run if kinds are not unique.
         identity: checkpoint, step and parameters.
-        tokenizer: whose ids the rows are.
-        values: [V, D] fp32, the tokenizer's ids only (padding rows are cut).
-        counts: occurrences of every id in the training split, [V]; None where it is gone.
+        tokenizer: tokenizer of the ids.
+        values: [V, D] fp32, without vocabulary padding.
+        counts: occurrences of every id in the training split, [V]; None if not available.
     """
 
     label: str
@@ -36,22 +36,22 @@ class CheckpointTable:
     counts: np.ndarray | None
 
     def text(self, id: int) -> str:
-        """An id as people read it: its text, bytes that are no text as `\\x9b`."""
+        """The text of an id; bytes that are not valid text are shown as `\\x9b`."""
         if id == self.tokenizer.end_of_text:
             return "<|endoftext|>"
         return self.tokenizer.decode_bytes(id).decode(errors="backslashreplace")
 
 
 def read_tables(paths: Sequence[Path], data: Path | None = None) -> list[CheckpointTable]:
-    """The input tables of some checkpoints; all are looked at before the first is read.
+    """Reads the input tables of checkpoints; all are checked before the first is read.
 
     Args:
-        paths: whatever the evaluations take.
-        data: the dataset whose counts to use; omitted, the one a run was trained on.
+        paths: paths accepted by `describe`.
+        data: dataset of the token counts; by default, the training dataset of each run.
 
     Raises:
-        CheckpointError: no valid checkpoint there.
-        DataError: another vocabulary, or `data` is damaged.
+        CheckpointError: no valid checkpoint was found.
+        DataError: another vocabulary, or `data` is corrupt.
     """
     described = [describe(path) for path in paths]
     first = described[0].tokenizer
@@ -59,8 +59,8 @@ def read_tables(paths: Sequence[Path], data: Path | None = None) -> list[Checkpo
         if found.tokenizer.fingerprint != first.fingerprint:
             raise DataError(
                 "inspect.other_tokenizer",
-                f"{found.directory} has another tokenizer than {described[0].directory}: their "
-                "rows are different tokens; inspect them one by one",
+                f"{found.directory} and {described[0].directory} have different tokenizers, so "
+                "their ids are different tokens; inspect them separately",
             )
     return [
         _read(found, label, _counts(found, data))
@@ -69,22 +69,22 @@ def read_tables(paths: Sequence[Path], data: Path | None = None) -> list[Checkpo
 
 
 def token_ids(tokenizer: Tokenizer, asked: str) -> list[int]:
-    """Ids of a comma-separated list: the text of one token each, or `#` and an id.
+    """Parses a comma-separated list of tokens, each given as text or as `#` and an id.
 
     Raises:
-        ConfigError: a text is several tokens, or an id is none; all faults at once.
+        ConfigError: a text is not a single token, or an id is out of range.
     """
     ids, faults = [], []
     for part in asked.split(",") if asked else []:
         if part.startswith("#") and part[1:].isdecimal():
             ids.append(int(part[1:]))
             if ids[-1] >= tokenizer.vocab_size:
-                faults.append(f"{part}: ids go from 0 to {tokenizer.vocab_size - 1:,}")
+                faults.append(f"{part}: expected an id from 0 to {tokenizer.vocab_size - 1:,}")
             continue
         found = tokenizer.encode(part)
         if len(found) != 1:
             pieces = " ".join(f"{tokenizer.decode([i])!r} (#{i})" for i in found)
-            faults.append(f"{part!r} is {len(found)} tokens: {pieces or 'none'}; name one of them")
+            faults.append(f"{part!r} is {len(found)} tokens: {pieces or 'none'}; give one of them")
             continue
         ids += found
     if faults:
@@ -101,7 +101,7 @@ def _read(found: CheckpointDescription, label: str, counts: np.ndarray | None) -
 
 
 def _counts(found: CheckpointDescription, data: Path | None) -> np.ndarray | None:
-    """Of the dataset named, or of the run's own where it is still there and still the same."""
+    """Counts of `data`, or of the training dataset if it still exists and matches."""
     if data is not None:
         return token_counts(found, open_data(found, data, "train"), Ranks())
     if found.step is None:

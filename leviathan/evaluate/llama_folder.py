@@ -1,4 +1,4 @@
-"""A Hugging Face Llama folder as a native model of kind tied or untied, without transformers."""
+"""Reads a Hugging Face Llama directory as a native model, without transformers."""
 
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "partial_rotary_factor": (1, None),
     "sliding_window": (None,),
     "quantization_config": (None,),
-    "auto_map": (None,),  # would import code from the folder
+    "auto_map": (None,),  # would import code from the directory
     "is_decoder": (True, False, None),
     "is_encoder_decoder": (False, None),
     "add_cross_attention": (False, None),
@@ -74,20 +74,20 @@ _NEUTRAL_KEYS = {
 
 
 def is_llama_folder(path: Path) -> bool:
-    """True for a folder with a `config.json` as transformers writes it."""
+    """Returns whether a directory has a `config.json`, as written by transformers."""
     return (Path(path) / CONFIG).is_file()
 
 
 def read_llama_config(folder: Path) -> ModelConfig:
-    """The shape of the model, as this project says it.
+    """Reads config.json as a native model configuration.
 
     Raises:
-        CheckpointError: config.json is damaged, of another architecture, or asks for what native
-            models do not have (scaled rotary positions, biases, other activations).
+        CheckpointError: config.json is corrupt, of another architecture, or uses features that
+            native models do not support (scaled rotary positions, biases, other activations).
     """
     file = folder / CONFIG
     content = read_json(file)
-    rope = content.get("rope_parameters") or {}  # where transformers 5 puts it
+    rope = content.get("rope_parameters") or {}  # used by transformers 5
     problems = []
     if content.get("model_type") != "llama":
         problems.append(f"model_type is {content.get('model_type')!r}, only llama can be read")
@@ -136,7 +136,7 @@ def read_llama_config(folder: Path) -> ModelConfig:
         )
     except (KeyError, TypeError, ZeroDivisionError, ValidationError) as error:
         raise CheckpointError(
-            "import.unsupported_config", f"{file}: no usable Llama configuration ({error!r:.200})"
+            "import.unsupported_config", f"{file}: not a valid Llama configuration ({error!r:.200})"
         ) from None
 
 
@@ -168,10 +168,10 @@ def check_llama_pair(folder: Path, config: ModelConfig, tokenizer: Tokenizer) ->
 
 
 def read_llama_model(folder: Path, config: ModelConfig) -> CausalLM:
-    """The weights in fp32 on the CPU, in evaluation mode.
+    """Reads the weights in fp32 on the CPU; the model is in evaluation mode.
 
     Raises:
-        CheckpointError: files or tensors are missing, damaged, of other shapes or not finite.
+        CheckpointError: files or tensors are missing, corrupt, of other shapes or not finite.
     """
     model = meta_model(config)
     found = {name: value.float() for name, value in _read_weights(folder).items()}
@@ -187,21 +187,21 @@ def read_llama_model(folder: Path, config: ModelConfig) -> CausalLM:
     if missing := sorted(wanted.keys() - found.keys()):
         raise CheckpointError(
             "import.missing_tensor",
-            f"{folder}: no tensor {missing[0]} ({len(missing)} are missing)",
+            f"{folder}: tensor {missing[0]} is missing ({len(missing)} missing in total)",
         )
     for name in sorted(found):
         if name.endswith("rotary_emb.inv_freq"):
-            del found[name]  # old folders store it; it follows from rope_theta
+            del found[name]  # stored by old versions; it follows from rope_theta
         elif name not in wanted:
             raise CheckpointError(
                 "import.unknown_tensor",
-                f"{folder}: tensor {name}: native models have no such weight",
+                f"{folder}: tensor {name}: not a weight of a native model",
             )
         elif tuple(found[name].shape) != wanted[name]:
             raise CheckpointError(
                 "import.wrong_shape",
                 f"{folder}: tensor {name}: expected {wanted[name]}, found "
-                f"{tuple(found[name].shape)}; config.json does not belong to these weights",
+                f"{tuple(found[name].shape)}; config.json does not match these weights",
             )
     check_finite(found, str(folder))
     model.load_state_dict(found, assign=True)
@@ -223,6 +223,6 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
                 "import.unreadable",
-                f"{folder / name}: missing or damaged ({error}); only safetensors are read",
+                f"{folder / name}: missing or corrupt ({error}); expected a safetensors file",
             ) from None
     return state

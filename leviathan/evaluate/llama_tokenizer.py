@@ -1,4 +1,4 @@
-"""Conversion of the tokenizer of a Hugging Face folder to a tiktoken vocabulary with the same ids.
+"""Conversion of a Hugging Face tokenizer to a tiktoken vocabulary with the same ids.
 
 Every component and field of `tokenizer.json`, and every key of `tokenizer_config.json` that changes
 ids, is either reproduced or refused by name. The ids of many texts are then compared with those of
@@ -109,7 +109,7 @@ _NEUTRAL_CONFIG_KEYS = {
 
 @dataclass(frozen=True)
 class _Source:
-    """The files of a folder that describe its tokenizer."""
+    """The files of a directory that describe its tokenizer."""
 
     folder: Path
     tokenizer: Mapping[str, Any]
@@ -134,7 +134,7 @@ def read_llama_tokenizer(folder: Path) -> Tokenizer:
     beginning-of-sequence token if there is one, else end-of-text, as in lm-eval's `hf` model.
 
     Raises:
-        CheckpointError: a file is missing or damaged, a component or field (named in the message)
+        CheckpointError: a file is missing or corrupt, a component or field (named in the message)
             cannot be reproduced, or ids differ from those of the `tokenizers` library.
     """
     folder = Path(folder)
@@ -150,7 +150,7 @@ def read_llama_tokenizer(folder: Path) -> Tokenizer:
         problems = [*_tokenizer_problems(source), *_config_problems(source)]
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise CheckpointError(
-            "import.corrupt", f"{file}: damaged: {type(error).__name__}: {error}"
+            "import.corrupt", f"{file}: corrupt: {type(error).__name__}: {error}"
         ) from None
     if problems:
         raise CheckpointError(
@@ -170,7 +170,7 @@ def read_llama_tokenizer(folder: Path) -> Tokenizer:
 
 
 def load_original(folder: Path) -> Any:
-    """The tokenizer of a folder in the `tokenizers` library; encodes special strings as text."""
+    """The tokenizer of a directory in the `tokenizers` library; encodes special strings as text."""
     from tokenizers import Tokenizer as Original
 
     try:
@@ -434,16 +434,16 @@ def read_json(file: Path) -> dict[str, Any]:
     """Reads a JSON object.
 
     Raises:
-        CheckpointError: the file is missing, damaged, or not a JSON object.
+        CheckpointError: the file is missing, corrupt, or not a JSON object.
     """
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(
-            "import.unreadable", f"{file}: missing or damaged ({error})"
+            "import.unreadable", f"{file}: missing or corrupt ({error})"
         ) from None
     if not isinstance(content, dict):
-        raise CheckpointError("import.corrupt", f"{file}: damaged: not a JSON object")
+        raise CheckpointError("import.corrupt", f"{file}: corrupt: not a JSON object")
     return content
 
 

@@ -1,4 +1,4 @@
-"""Keeping the Hugging Face libraries off the network, and their cache in a folder of ours."""
+"""Disables network access of the Hugging Face libraries and redirects their dataset cache."""
 
 import os
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ _VARIABLES = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
 
 @contextmanager
 def offline() -> Iterator[None]:
-    """Inside, the Hub's libraries refuse every request; they have read the environment already."""
+    """Makes the Hub libraries refuse all requests; also sets values already read from variables."""
     before = {name: os.environ.get(name) for name in _VARIABLES}
     os.environ.update(dict.fromkeys(_VARIABLES, "1"))
     try:
@@ -31,7 +31,7 @@ def offline() -> Iterator[None]:
 
 @contextmanager
 def dataset_cache(folder: Path) -> Iterator[None]:
-    """Inside, datasets are converted in `folder`: the user's cache could hold older data."""
+    """Converts datasets in `folder`, because the user's cache may contain older data."""
     with _replaced(datasets.config, "HF_DATASETS_CACHE", folder):
         yield
 

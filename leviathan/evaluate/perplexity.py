@@ -1,4 +1,4 @@
-"""Loss of a checkpoint on a whole split: nats per token, perplexity, bits per byte, by subset."""
+"""Loss of a checkpoint on a split: nats per token, perplexity, bits per byte, by subset."""
 
 import math
 from pathlib import Path
@@ -21,29 +21,29 @@ def perplexity(
     batch_size: int = 8,
     stride: int | None = None,
 ) -> dict[str, Any]:
-    """Scores every target of a split once and files the result beside the run.
+    """Scores every target of a split once and writes the result into the run directory.
 
-    Started by a launcher, its ranks share the batches; the result is that of one, to the bit.
+    Under a launcher, the ranks share the batches; the result is bitwise that of one rank.
 
-    Bits per byte divides the loss of all targets, end-of-text included, by the bytes of the text
-    that they stand for; end-of-text stands for none. It compares models of different tokenizers.
+    Bits per byte divides the loss of all targets, end-of-text included, by the bytes of their
+    text; end-of-text has none. It is comparable between models with different tokenizers.
 
     Args:
-        checkpoint: whatever `resolve_checkpoint` takes.
-        data: a prepared dataset, or one in the foreign format of the run's own.
+        checkpoint: path accepted by `resolve_checkpoint`.
+        data: a prepared dataset, or one in the `data.format` of the run.
         split: `val` or `train`.
-        batch_size: sequences at once.
-        stride: move the window by so many tokens, 1 to the context's length; omitted, rows are
-            scored as they are trained on, the first token of each with none before it.
+        batch_size: sequences per batch.
+        stride: tokens between the starts of two windows, 1 to the context length; by default,
+            samples are scored as in training, without preceding text for their first token.
 
     Returns:
-        `nats_per_token`, `perplexity`, `bits_per_byte`, `tokens`, `bytes`, `by_subset` (the same
-        keys each), and what was scored on what.
+        `nats_per_token`, `perplexity`, `bits_per_byte`, `tokens`, `bytes`, `by_subset` (the
+        same keys per subset), and the identity of checkpoint and data.
 
     Raises:
-        CheckpointError: no valid checkpoint there.
-        ConfigError: a stride longer than the context.
-        DataError: the dataset is damaged, empty, or does not fit the model.
+        CheckpointError: no valid checkpoint was found.
+        ConfigError: an invalid stride.
+        DataError: the dataset is corrupt, empty, or does not match the model.
     """
     ranks = join_ranks()
     loaded = open_checkpoint(checkpoint, ranks)
@@ -52,8 +52,8 @@ def perplexity(
     if stride is not None and not 1 <= stride <= info.seq_len:
         raise ConfigError(
             "cli.invalid_option",
-            f"--stride {stride}: expected 1 to the context's {info.seq_len} tokens, "
-            f"{max(1, info.seq_len // 4)} for instance",
+            f"--stride {stride}: expected 1 to {info.seq_len} (the context length), "
+            f"for example {max(1, info.seq_len // 4)}",
         )
     lengths = np.zeros(info.vocab_size, dtype=np.int64)
     lengths[: loaded.tokenizer.vocab_size] = token_bytes(loaded.tokenizer)
@@ -75,15 +75,14 @@ def perplexity(
         "data": data_identity(info, data, split),
         **loaded.identity,
     }
-    # The report is about held-out text; a training-split figure must not are in its place.
-    # Nor may one with more text before each token.
+    # The report reads perplexity.json, which must contain the validation split without a stride.
     name = "perplexity" + ("" if split == "val" else f"_{split}")
     loaded.file(f"{name}.json" if stride is None else f"{name}_stride_{stride}.json", result)
     return result
 
 
 def perplexity_table(result: dict[str, Any]) -> str:
-    """The result as text: the whole split first, then its subsets."""
+    """Formats the result as a table: the full split, then its subsets."""
     split, step = result["data"]["split"], result["step"]
     name = Path(result["checkpoint"]).name if step is None else f"Step {step:,}"
     table = Table(title=f"{name} on the {split} split", title_justify="left")
@@ -97,7 +96,7 @@ def perplexity_table(result: dict[str, Any]) -> str:
 
 
 def token_bytes(tokenizer: Tokenizer) -> np.ndarray:
-    """Bytes of text behind every token id, [V] int64; 0 for end-of-text and unused ids."""
+    """Bytes of text per token id, [V] int64; 0 for end-of-text and unused ids."""
     lengths = np.zeros(tokenizer.vocab_size, dtype=np.int64)
     for octets, rank in tokenizer.ranks.items():
         lengths[rank] = len(octets)

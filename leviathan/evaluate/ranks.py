@@ -1,4 +1,4 @@
-"""The ranks of an evaluation: each holds the whole model and scores its share of the batches."""
+"""The ranks of an evaluation: each has the full model and scores its share of the batches."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,10 +15,9 @@ T = TypeVar("T")
 
 
 class Ranks:
-    """The processes that a launcher started, or this one alone.
+    """The processes that a launcher started, or only this one.
 
-    What one rank alone would compute, batch by batch, several share: batches are the same, and so
-    is every result, to the bit.
+    The batches do not depend on the number of ranks, so results are bitwise identical.
     """
 
     def __init__(self, mesh: Mesh | None = None) -> None:
@@ -34,7 +33,7 @@ class Ranks:
         return range(self.world_size)
 
     def on_rank_zero(self, work: Callable[[], T]) -> T:
-        """What rank 0 finds, on all of them; so is its error."""
+        """Runs `work` on rank 0; returns its result, or raises its error, on all ranks."""
         if self._mesh is None:
             return work()
         found: T | None = None
@@ -44,7 +43,7 @@ class Ranks:
         return self._mesh.broadcast(found)  # pyright: ignore[reportReturnType]
 
     def on_each_rank(self, work: Callable[[], T]) -> T:
-        """The same work on every rank; what fails on one fails on all."""
+        """Runs `work` on every rank; an error on one rank is raised on all."""
         if self._mesh is None:
             return work()
         found: list[T] = []
@@ -53,7 +52,7 @@ class Ranks:
         return found[0]
 
     def map(self, work: Callable[[A], T], items: Sequence[A]) -> list[T]:
-        """`work` of each item, done on some rank; all results on every rank, in order.
+        """Distributes `work` over the ranks; returns all results in order on every rank.
 
         `work` must not communicate.
         """
@@ -65,18 +64,18 @@ class Ranks:
         return [shares[n % self.world_size][n // self.world_size] for n in range(len(items))]
 
     def stream(self, work: Callable[[A], T], items: Iterable[A]) -> Iterator[tuple[A, T]]:
-        """As `map`, with the items, and without holding more than one of them a rank at a time."""
+        """Like `map`, yields (item, result); holds at most one item per rank in memory."""
         source = iter(items)
         while group := self.on_each_rank(lambda: list(islice(source, self.world_size))):
             yield from zip(group, self.map(work, group), strict=True)
 
 
 def join_ranks() -> Ranks:
-    """The ranks of this launch; this process alone if no launcher started several.
+    """Returns the ranks of this launch, or only this process without a launcher.
 
     Raises:
-        ConfigError: the others cannot be reached.
-        LocalRankError: the launcher's variables make no sense.
+        ConfigError: the other ranks cannot be reached.
+        LocalRankError: the launcher's environment variables are invalid.
     """
     if all(os.environ.get(name, "1") == "1" for name in ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS")):
         return Ranks()  # some systems set RANK everywhere

@@ -25,7 +25,7 @@ def without_nan(value: Any) -> Any:
 
 
 def without_unsupported_errors(metrics: dict[str, Any]) -> dict[str, Any]:
-    """The metrics of a task whose scores were not finite: none of them is a number."""
+    """Sets the metrics of a task whose scores were not finite to None."""
     return {key: None if isinstance(value, float) else value for key, value in metrics.items()}
 
 

@@ -1,4 +1,4 @@
-"""What every evaluation shares: open a checkpoint, score a split, file the result."""
+"""Shared by all evaluations: opens a checkpoint, scores a split, writes the result."""
 
 import json
 from collections.abc import Iterator
@@ -34,15 +34,15 @@ from leviathan.model.transformer import IGNORE, CausalLM
 
 @dataclass(frozen=True)
 class CheckpointDescription:
-    """A checkpoint or a Llama folder, all but its weights.
+    """A checkpoint or a Llama directory, without its weights.
 
     Attributes:
-        directory: where it lies.
-        name: of the run, or of the folder.
-        model_config: the model's shape.
-        tokenizer: the one it was trained with.
-        step: optimizer steps behind the weights; None for a Llama folder.
-        data: what the run was trained on; None for a Llama folder.
+        directory: its path.
+        name: name of the run or of the directory.
+        model_config: configuration of the model.
+        tokenizer: tokenizer used in training.
+        step: training step; None for a Llama directory.
+        data: training data; None for a Llama directory.
     """
 
     directory: Path
@@ -54,7 +54,7 @@ class CheckpointDescription:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a result must say about the model it belongs to."""
+        """Identifies the model in a result."""
         return {
             "checkpoint": str(self.directory),
             "step": self.step,
@@ -76,33 +76,33 @@ class CheckpointDescription:
 
 @dataclass(frozen=True)
 class LoadedCheckpoint(CheckpointDescription):
-    """A trained model with all that belongs to it, on every rank."""
+    """A described checkpoint with its model, on every rank."""
 
     model: CausalLM = field(kw_only=True)
     ranks: Ranks = field(kw_only=True)
 
     @property
     def device(self) -> torch.device:
-        """This rank's."""
+        """The device of this rank."""
         return self.ranks.device
 
     def file(self, name: str, result: dict[str, Any]) -> None:
-        """As `Described.file`, by the first rank."""
+        """Like `Described.file`, on rank 0 only."""
         if self.ranks.rank == 0:
             super().file(name, result)
 
 
 def describe(path: Path, ranks: Ranks | None = None) -> CheckpointDescription:
-    """What can be said of a checkpoint, and refused, before its weights are read.
+    """Checks and describes a checkpoint without reading its weights.
 
     Args:
-        path: whatever `resolve_checkpoint` takes, or a Hugging Face Llama folder.
-        ranks: those that will load it: all take the one that rank 0 has found and verified,
-            though a newer one be saved meanwhile.
+        path: path accepted by `resolve_checkpoint`, or a Hugging Face Llama directory.
+        ranks: ranks that will load it; all use the checkpoint that rank 0 resolved and verified,
+            even if a later one is saved in the meantime.
 
     Raises:
-        CheckpointError: missing, incomplete or damaged.
-        DataError: its tokenizer is damaged, or its run folder takes no results.
+        CheckpointError: missing, incomplete or corrupt.
+        DataError: its tokenizer is corrupt, or its run directory is not writable.
     """
     ranks, folder = ranks or Ranks(), Path(path)
     whole = ranks.on_rank_zero(lambda: folder if is_llama_folder(folder) else resolve_valid(folder))
@@ -125,14 +125,14 @@ def _describe(directory: Path) -> CheckpointDescription:
 
 
 def open_checkpoint(path: Path, ranks: Ranks | None = None) -> LoadedCheckpoint:
-    """Loads the model onto the GPU where there is one, and its tokenizer.
+    """Loads a model, onto the GPU if available, and its tokenizer.
 
     Args:
         path: as for `describe`.
-        ranks: those that share the work; each loads the model, whatever wrote the checkpoint.
+        ranks: ranks that share the work; each loads the full model.
 
     Raises:
-        CheckpointError: missing, incomplete, damaged, or of another model.
+        CheckpointError: missing, incomplete, corrupt, or of another model.
         DataError: as `describe`.
     """
     ranks = ranks or Ranks()
@@ -140,10 +140,10 @@ def open_checkpoint(path: Path, ranks: Ranks | None = None) -> LoadedCheckpoint:
 
 
 def load_checkpoint(found: CheckpointDescription, ranks: Ranks) -> LoadedCheckpoint:
-    """The weights to what `describe` has verified, on the GPU where there is one.
+    """Loads the weights of a described checkpoint, onto the GPU if available.
 
     Raises:
-        CheckpointError: of another model than its configuration.
+        CheckpointError: the weights do not match the configuration.
     """
 
     def read() -> CausalLM:
@@ -156,16 +156,16 @@ def load_checkpoint(found: CheckpointDescription, ranks: Ranks) -> LoadedCheckpo
 
 
 def open_data(loaded: CheckpointDescription, data: Path, split: str) -> Dataset:
-    """The dataset, once it is known that the model can be scored on it.
+    """Opens a dataset and checks that it matches the model.
 
-    One without a `dataset.json` is read by the `data.format` of the model's own run.
+    A dataset without `dataset.json` is read with the `data.format` of the run of the model.
 
     Raises:
         DataError: no such split, or another tokenizer, vocabulary or context length.
     """
     data, own = Path(data), loaded.data
     if own is not None and own.format is not None and not (data / DATASET_FILE).exists():
-        # The tokenizer lies in the checkpoint, also where the run's own file of it is gone.
+        # The checkpoint contains the tokenizer, even if the file named by the run is missing.
         form = own.format.model_copy(update={"tokenizer": str(loaded.directory)})
         described = own.model_copy(update={"path": data, "format": form})
         dataset = open_dataset(described, loaded.model_config.seq_len)
@@ -176,14 +176,14 @@ def open_data(loaded: CheckpointDescription, data: Path, split: str) -> Dataset:
     if info.tokenizer.fingerprint != loaded.tokenizer.fingerprint:
         raise DataError(
             "evaluate.other_tokenizer",
-            f"{data}: was made with another tokenizer ({info.tokenizer.name}) than the checkpoint "
-            f"{loaded.directory} was trained with ({loaded.tokenizer.name}); prepare the text "
-            "again with the checkpoint's own tokenizer",
+            f"{data}: the tokenizer ({info.tokenizer.name}) differs from that of the checkpoint "
+            f"{loaded.directory} ({loaded.tokenizer.name}); prepare the text again with the "
+            "tokenizer of the checkpoint",
         )
     if info.split(split).rows == 0:
         raise DataError(
             "evaluate.empty_split",
-            f"{data}: its {split} split is empty; give `validation` some documents",
+            f"{data}: the {split} split is empty; increase `validation` when preparing the dataset",
         )
     return dataset
 
@@ -195,7 +195,7 @@ class Scored:
     Attributes:
         nll: nats, [N] float64.
         targets: token ids, [N] int64.
-        documents: running number of the document each target belongs to, [N] int64.
+        documents: index of the document of each target, [N] int64.
         subsets: index into `DatasetInfo.subsets`, [N] int64.
     """
 
@@ -213,9 +213,9 @@ def score_split(
     title: str,
     stride: int | None = None,
 ) -> Iterator[Scored]:
-    """Scores every target of a split once, in file order; padding and filler rows are omitted.
+    """Scores every target of a split once, in file order; padding is skipped.
 
-    With a `stride` below the context's length, in windows that begin so many tokens apart. Each
+    With a `stride`, windows start that many tokens apart. Each
     rank scores its share of the batches and gets all results.
 
     Raises:
@@ -235,7 +235,7 @@ def score_split(
             raise DataError(
                 "evaluate.not_finite",
                 f"{loaded.directory}: the model's loss is not finite on the {split} split of "
-                f"{data.path} (rows {batch.rows}); the weights are broken: use an earlier "
+                f"{data.path} (samples {batch.rows}); use an earlier "
                 "checkpoint",
             )
         return nll
@@ -255,11 +255,11 @@ def score_split(
 
 
 def data_identity(info: DatasetInfo, data: Path, split: str) -> dict[str, Any]:
-    """What a result must say about the text it was computed on."""
+    """Identifies the data in a result."""
     return {"path": str(data), "fingerprint": info.fingerprint, "split": split}
 
 
 def write_json(file: Path, result: dict[str, Any]) -> None:
-    """Writes one JSON file at once, so that a reader never meets half of it."""
+    """Writes a JSON file atomically."""
     file.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(file, json.dumps(result, indent=1, allow_nan=False).encode())

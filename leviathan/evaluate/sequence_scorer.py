@@ -1,4 +1,4 @@
-"""Log-likelihoods and greedy continuations of token rows of any length, in batches."""
+"""Log-likelihoods and greedy continuations of token sequences of any length, in batches."""
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -17,17 +17,17 @@ Pair = tuple[list[int], list[int]]  # (context ids, ids to score)
 
 
 class SequenceScorer:
-    """Scores (context, continuation) pairs with a model, `batch_size` rows at once.
+    """Scores (context, continuation) pairs in batches of `batch_size` sequences.
 
-    Rows are padded on the right, where a causal model cannot look, so no score depends on the
-    batch. What does not fit the model is cut from the left and counted in `truncated`. Several
-    ranks share the batches.
+    Sequences are padded on the right, so with a causal model no score depends on the batch. If they
+    do not fit the context, they are truncated from the left and counted in `truncated`. Ranks share
+    the batches.
     """
 
     def __init__(
         self, model: CausalLM, padding: int, batch_size: int, ranks: Ranks | None = None
     ) -> None:
-        self.model = with_materialized_embedding(model.eval())  # one look-up a token from here on
+        self.model = with_materialized_embedding(model.eval())  # one lookup per token
         self.padding = padding
         self.batch_size = batch_size
         self.ranks = ranks or Ranks()
@@ -42,8 +42,8 @@ class SequenceScorer:
             DataError: a continuation is longer than the model's context.
         """
         rows = [self._row(*pair) for pair in pairs]
-        # Long rows first: a batch too large for the memory fails at once; and rows of like length
-        # share a batch, so that little of it is padding.
+        # Long sequences first, so that a batch that exceeds the memory fails immediately. Sequences
+        # of similar length share a batch, which reduces padding.
         order = sorted(range(len(rows)), key=lambda index: -len(rows[index][0]))
         size = self.batch_size
         batches = [order[start : start + size] for start in range(0, len(order), size)]
@@ -69,7 +69,7 @@ class SequenceScorer:
         generate(self.model, contexts, new_tokens, end, on_token)
 
     def _row(self, context: list[int], continuation: list[int]) -> tuple[list[int], int]:
-        """Ids of one row, and how many at its end are scored."""
+        """Ids of one sequence, and the number of scored ids at its end."""
         if len(continuation) > self.max_length:
             raise DataError(
                 "tasks.too_long",
@@ -95,9 +95,7 @@ class SequenceScorer:
 
     @torch.no_grad()
     def _scores(self, inputs: Tensor, targets: Tensor) -> TokenScores:
-        """As the model's `score`, but with logits for the scored places alone: of a context with
-        four short answers that is a small part of them.
-        """
+        """Like `score` of the model, but computes logits only for scored positions."""
         counts = targets != IGNORE
         hidden = self.model.hidden(inputs)[counts].unsqueeze(0)  # [1, N, D]
         found = self.model.lm_head(hidden, targets[counts].unsqueeze(0), "scores")

@@ -1,4 +1,4 @@
-"""A split in overlapping windows, so that hardly a token is scored with little text before it."""
+"""Scores a split in overlapping windows, so that most tokens have a long context."""
 
 from collections.abc import Iterable, Iterator
 
@@ -24,17 +24,17 @@ def windows(count: int, length: int, stride: int) -> list[tuple[int, int, int]]:
 def strided(batches: Iterable[Batch], length: int, stride: int, size: int) -> Iterator[Batch]:
     """The targets of a whole split, in windows `stride` apart.
 
-    Rows of a dataset follow each other in one stream of tokens; where two do not, the text before
-    is not looked at.
+    Consecutive samples of a dataset form one stream of tokens; if two are not consecutive, a new
+    stream starts.
 
     Args:
         batches: the split in file order, with documents and subsets.
         length: T, inputs of a window.
         stride: targets that a window adds, 1 to T.
-        size: windows at once.
+        size: windows per batch.
 
     Yields:
-        Batches `[B, T]` as `eval_batches` gives them, `IGNORE` at what is not scored.
+        Batches `[B, T]` as `eval_batches` gives them, `IGNORE` where not scored.
     """
     pending: list[tuple[Tensor, Targets, int]] = []
     number = 0
@@ -51,7 +51,7 @@ def strided(batches: Iterable[Batch], length: int, stride: int, size: int) -> It
 
 
 def _streams(batches: Iterable[Batch]) -> Iterator[tuple[Tensor, Targets]]:
-    """The first input and all targets of each run of rows that follow each other."""
+    """The first input and all targets of each sequence of consecutive samples."""
     first: Tensor | None = None
     parts: list[Targets] = []
     for batch in batches:

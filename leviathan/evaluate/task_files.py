@@ -1,4 +1,4 @@
-"""The files of lm-eval's own tasks, found in a folder by task and split."""
+"""Finds the files of lm-eval tasks in a directory by task and split."""
 
 import re
 from collections.abc import Sequence
@@ -10,23 +10,24 @@ from leviathan.errors import DataError
 SUFFIXES = (".jsonl", ".json", ".parquet")
 SPLIT_WORDS = {"validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})(-[0-9a-f]+)?$")
-_NAMED = 8  # files told of in a message
+_NAMED = 8  # files listed in a message
 
 
 def find_task_files(folder: Path, task: str, split: str) -> list[Path]:
-    """The file of one split of one task, or all shards of it in order.
+    """Returns the file of one split of a task, or all its shards in order.
 
     A file counts if its path inside `folder` names both, as `arc_easy_test.jsonl`,
-    `ARC-Easy/test-00000-of-00001.parquet` and `hellaswag_validation.sample.jsonl` do; where the
-    folder itself is named after the task, the split alone will do.
+    `ARC-Easy/test-00000-of-00001.parquet` and `hellaswag_validation.sample.jsonl` do; if
+    the directory itself is named after the task, the name of the split is sufficient.
 
     Raises:
-        DataError: none, several that could be meant, or a shard is missing.
+        DataError: no file or several candidates were found, or a shard is missing.
     """
     if not folder.is_dir():
         raise DataError(
             "tasks.not_found",
-            f"{folder}: no such folder; the task data must be the one with {task}'s files",
+            f"{folder}: directory not found; --task-data must be the directory of the files of "
+            f"{task}",
         )
     listing = list_local(folder)
     assert listing is not None
@@ -39,14 +40,14 @@ def find_task_files(folder: Path, task: str, split: str) -> list[Path]:
         raise DataError(
             "tasks.not_found",
             f"{folder}: no file for the {split} split of {task}; looked for {', '.join(SUFFIXES)} "
-            f"with {name!r} and {split!r} in its path, found {_list(there, folder)}",
+            f"with {name!r} and {split!r} in the path, found {_list(there, folder)}",
         )
     groups = {_SHARD.sub("", str(path.with_suffix(""))) + path.suffix for path in found}
     if len(groups) > 1:
         raise DataError(
             "tasks.ambiguous",
-            f"{folder}: several files could be the {split} split of {task}: "
-            f"{_list(found, folder)}; leave one of them there",
+            f"{folder}: several files match the {split} split of {task}: "
+            f"{_list(found, folder)}; keep only one of them",
         )
     shards = [_SHARD.search(path.stem) for path in found]
     wanted = int(shards[0][2]) if shards[0] else 1
@@ -70,6 +71,6 @@ def _named(path: Path, name: str, split: str) -> bool:
 
 def _list(files: Sequence[Path], folder: Path) -> str:
     if not files:
-        return "no such file at all"
+        return "no file with these suffixes"
     names = ", ".join(str(path.relative_to(folder)) for path in files[:_NAMED])
     return names + (f" and {len(files) - _NAMED} more" if len(files) > _NAMED else "")

@@ -1,7 +1,8 @@
-"""What a row of each of lm-eval's seven tasks must hold, lest a score be made of something else.
+"""Schemas of the items of seven lm-eval tasks.
 
-lm-eval takes a wrong label for a wrong answer and a missing column for a text: the score would be a
-number all the same. Columns are those of the datasets on the Hub that lm-eval names.
+lm-eval counts an invalid label as a wrong answer and uses the name of a missing column as text, so
+invalid files would give a score without an error. Columns are those of the datasets on the Hub that
+lm-eval names.
 """
 
 import json
@@ -20,13 +21,13 @@ Filled = Annotated[str, Field(strict=True, min_length=1)]
 
 
 class TaskRecord(BaseModel):
-    """One item of a task; columns that the task does not read are left alone."""
+    """One item of a task; columns that the task does not read are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
 
 class HellaSwag(TaskRecord):
-    """Which ending follows; `label` is the right one's index, as text."""
+    """A context and its possible endings; `label` is the index of the correct one, as text."""
 
     activity_label: Text
     ctx_a: Text
@@ -43,7 +44,7 @@ class HellaSwag(TaskRecord):
 
 
 class ArcChoices(BaseModel):
-    """The answers of a question and what each is called."""
+    """The answers of a question and their labels."""
 
     text: Annotated[list[Filled], Field(min_length=2)]
     label: list[Text]
@@ -68,7 +69,7 @@ class Arc(TaskRecord):
 
 
 class Piqa(TaskRecord):
-    """Which of two solutions; `label` 0 or 1."""
+    """A goal and two solutions; `label` is 0 or 1."""
 
     goal: Text
     sol1: Filled
@@ -77,7 +78,7 @@ class Piqa(TaskRecord):
 
 
 class Winogrande(TaskRecord):
-    """Which of two names fills the blank `_`; `answer` is "1" or "2"."""
+    """A sentence with a blank `_` and two options; `answer` is "1" or "2"."""
 
     sentence: Annotated[str, Field(strict=True, pattern="_")]
     option1: Filled
@@ -86,13 +87,13 @@ class Winogrande(TaskRecord):
 
 
 class Lambada(TaskRecord):
-    """A passage whose last word is to be guessed."""
+    """A passage whose last word is predicted."""
 
     text: Annotated[str, Field(strict=True, pattern=" [^ ]+$")]
 
 
 class Wikitext(TaskRecord):
-    """A whole document."""
+    """A full document."""
 
     page: Filled
 
@@ -112,7 +113,7 @@ def check_records(task: str, files: list[Path]) -> int:
     """Reads every row of a task's files; returns their number.
 
     Raises:
-        DataError: a file is damaged or empty, or a row is no item of the task.
+        DataError: a file is corrupt or empty, or a row is not an item of the task.
     """
     row, total = RECORDS[task], 0
     for file in files:
@@ -126,7 +127,7 @@ def check_records(task: str, files: list[Path]) -> int:
                     "tasks.invalid_record", f"{file}:{place}: {_problem(row, error)}"
                 ) from None
         if not count:
-            raise DataError("tasks.empty", f"{file}: holds no items")
+            raise DataError("tasks.empty", f"{file}: contains no items")
         total += count
     return total
 
@@ -135,7 +136,7 @@ def read_items(file: Path) -> Iterator[tuple[int, Any]]:
     """(line or row number, value) of a jsonl, JSON or parquet file.
 
     Raises:
-        DataError: it is none of them, or damaged.
+        DataError: the file has another format or is corrupt.
     """
     if file.suffix == ".parquet":
         try:
@@ -162,12 +163,12 @@ def _parse(file: Path, number: int, text: bytes) -> Any:
 
 
 def _problem(row: type[TaskRecord], error: ValidationError) -> str:
-    """The first fault, in one line."""
+    """The first problem, in one line."""
     first = error.errors(include_url=False)[0]
     where = ".".join(map(str, first["loc"]))
-    said = first["msg"].removeprefix("Value error, ")
+    problem = first["msg"].removeprefix("Value error, ")
     if not where:
-        return said if first["type"] == "value_error" else f"expected an object; {said}"
+        return problem if first["type"] == "value_error" else f"expected an object; {problem}"
     if first["type"] == "missing":
-        return f"no column {where}; expected {', '.join(row.model_fields)}"
-    return f"{where}: {said[0].lower()}{said[1:]}, found {first['input']!r:.60}"
+        return f"column {where} is missing; expected {', '.join(row.model_fields)}"
+    return f"{where}: {problem[0].lower()}{problem[1:]}, found {first['input']!r:.60}"

@@ -1,4 +1,4 @@
-"""Text from token ids as they come: characters only when whole, nothing of a stop string."""
+"""Incremental decoding of token ids: only complete characters, and no part of a stop string."""
 
 import codecs
 from collections.abc import Sequence
@@ -10,9 +10,9 @@ class TextStream:
     """The continuation of one prompt.
 
     Attributes:
-        text: all of it so far that can no longer change.
+        text: the final part of the text so far.
         stopped: whether a stop string ended it.
-        tokens: ids taken in.
+        tokens: number of added ids.
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
@@ -23,13 +23,13 @@ class TextStream:
         self._held = ""
 
     def add(self, token: int) -> str:
-        """Takes one more id; returns the text that it makes certain."""
+        """Adds an id; returns the text that has become final."""
         assert not self.stopped
         self.tokens += 1
         return self._settle(self._bytes.decode(self._tokenizer.decode_bytes(token)))
 
     def end(self) -> str:
-        """No more ids follow; returns the rest of the text."""
+        """Ends the stream; returns the remaining text."""
         if self.stopped:
             return ""
         new = self._settle(self._bytes.decode(b"", final=True)) + self._held
@@ -37,7 +37,7 @@ class TextStream:
         return new
 
     def _settle(self, new: str) -> str:
-        """Lets go of what can be no part of a stop string."""
+        """Returns the text that cannot be part of a stop string."""
         text = self._held + new
         found = [place for stop in self._stops if (place := text.find(stop)) >= 0]
         if found:
@@ -50,6 +50,6 @@ class TextStream:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Characters at the end of `text` with which `stop` could begin."""
+    """Length of the longest suffix of `text` that is a prefix of `stop`."""
     longest = min(len(text), len(stop) - 1)
     return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)

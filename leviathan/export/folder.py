@@ -1,4 +1,4 @@
-"""Output folders that exist whole or not at all."""
+"""Output directories that are written completely or not at all."""
 
 import json
 import os
@@ -14,33 +14,34 @@ import psutil
 from leviathan.errors import ConfigError
 from leviathan.files import check_writable_dir
 
-MARKER = "export.json"  # tells a folder of ours, which may be replaced, from anybody else's
+MARKER = "export.json"  # marks a directory written by this project, which may be replaced
 
 
 def check_output_dir(out: Path) -> None:
-    """Refuses a place that an export cannot take.
+    """Checks that an export can be written to `out`.
 
     Raises:
-        ConfigError: `out` is a file, or a folder with something else in it.
-        DataError: nothing can be written there.
+        ConfigError: `out` is a file, or a directory that contains other files.
+        DataError: the parent directory is not writable.
     """
     if out.exists():
         if not out.is_dir():
             raise ConfigError(
-                "export.not_folder", f"{out} is a file: name a new folder to export to"
+                "export.not_folder",
+                f"{out}: is a file, expected a directory; choose another output path",
             )
         if any(out.iterdir()) and not (out / MARKER).is_file():
             raise ConfigError(
                 "export.not_empty",
-                f"{out} holds something that is no earlier export (it has no {MARKER}): "
-                "name a new folder, or empty this one",
+                f"{out}: not empty and not an earlier export (it has no {MARKER}); choose another "
+                "output path, or delete its contents",
             )
     check_writable_dir(out.absolute().parent)
 
 
 @contextmanager
 def replaced_atomically(out: Path) -> Iterator[Path]:
-    """A temporary folder beside `out` that takes its place when the block ends without error.
+    """Yields a temporary directory that replaces `out` when the block ends without an error.
 
     Raises:
         ConfigError, DataError: as `check_output_dir`.
@@ -49,7 +50,9 @@ def replaced_atomically(out: Path) -> Iterator[Path]:
     draft = out.with_name(f".{out.name}.writing-{os.getpid()}")
     former = out.with_name(f".{out.name}.former-{os.getpid()}")
     for left in out.parent.glob(f".{escape(out.name)}.writing-*"):
-        if not psutil.pid_exists(int(left.name.rpartition("-")[2])):  # of an export that was killed
+        if not psutil.pid_exists(
+            int(left.name.rpartition("-")[2])
+        ):  # left by an export that was killed
             shutil.rmtree(left, ignore_errors=True)
     try:
         draft.mkdir(parents=True)
@@ -59,7 +62,7 @@ def replaced_atomically(out: Path) -> Iterator[Path]:
         draft.rename(out)
     except OSError as error:
         raise ConfigError(
-            "output.not_writable", f"{out}: cannot be written: {error.strerror or error}"
+            "output.not_writable", f"{out}: not writable: {error.strerror or error}"
         ) from error
     finally:
         shutil.rmtree(draft, ignore_errors=True)
@@ -67,5 +70,5 @@ def replaced_atomically(out: Path) -> Iterator[Path]:
 
 
 def write_marker(folder: Path, facts: Mapping[str, Any]) -> None:
-    """Writes what the export is made of as JSON."""
+    """Writes properties of the export as JSON."""
     (folder / MARKER).write_text(json.dumps(facts, indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""A Hugging Face Llama folder as a native checkpoint, of kind tied or untied."""
+"""Imports a Hugging Face Llama directory as a native checkpoint of kind tied or untied."""
 
 import shutil
 from pathlib import Path
@@ -31,36 +31,36 @@ from leviathan.export.hf_llama import AS_TEXT, quiet_transformers
 from leviathan.export.imported_tokenizer import keep_tokenizer
 from leviathan.files import check_writable_dir
 
-STEP = 0  # nothing was trained here
+STEP = 0  # an import involves no training
 
 
 def import_llama(folder: Path, run_dir: Path) -> dict[str, Any]:
-    """Writes run_dir/checkpoints/step-00000000 from a Llama folder: weights, no moments.
+    """Imports a Llama model as run_dir/checkpoints/step-00000000, without optimizer state.
 
-    Every command that reads a checkpoint takes it: perplexity, eval, frequency, generate, export.
+    Every command that reads a checkpoint accepts it: perplexity, eval, frequency, generate, export.
     Before anything is written, the tokenizer's ids are compared with those of `tokenizers` and
-    transformers. The checkpoint keeps the tokenizer files of the folder, so that `export` writes
-    the tokenizer unchanged.
+    transformers. The checkpoint stores the tokenizer files of the directory, so that `export`
+    writes the tokenizer unchanged.
 
     Args:
-        folder: with config.json, safetensors and tokenizer.json.
-        run_dir: folder to make.
+        folder: directory with config.json, safetensors and tokenizer.json.
+        run_dir: directory to create.
 
     Returns:
-        What was written.
+        Path, kind, sizes and tokenizer of the written checkpoint.
 
     Raises:
-        CheckpointError: the folder is damaged, or its model or tokenizer cannot be reproduced.
-        ConfigError: `run_dir` has checkpoints already.
+        CheckpointError: the directory is corrupt, or its model or tokenizer cannot be reproduced.
+        ConfigError: `run_dir` already contains checkpoints.
     """
     folder, run_dir = Path(folder), Path(run_dir)
     if not is_llama_folder(folder):
         raise CheckpointError(
-            "import.not_found", f"{folder}: no Llama folder (it has no config.json)"
+            "import.not_found", f"{folder}: not a Llama model directory (it has no config.json)"
         )
     if complete_checkpoints(run_dir):
         raise ConfigError(
-            "import.not_empty", f"{run_dir} has checkpoints already: name a new folder"
+            "import.not_empty", f"{run_dir}: already contains checkpoints; choose another run_dir"
         )
     check_writable_dir(run_dir)
     model_config = read_llama_config(folder)
@@ -68,7 +68,7 @@ def import_llama(folder: Path, run_dir: Path) -> dict[str, Any]:
     check_llama_pair(folder, model_config, tokenizer)
     documents = _compare_with_transformers(folder, tokenizer)
     model = read_llama_model(folder, model_config)
-    # What a run's configuration must say though nothing was run: no data, one step.
+    # A valid run configuration is required although nothing is trained: no data, one step.
     config = RunConfig.model_validate(
         {
             "run_dir": run_dir,
@@ -96,7 +96,7 @@ def import_llama(folder: Path, run_dir: Path) -> dict[str, Any]:
         (draft / CONFIG).write_text(dump_config(config))
         tokenizer.save(draft)
         write_manifest(draft, fingerprint(draft, file_names(draft)))
-        shutil.rmtree(final, ignore_errors=True)  # without a manifest it is no checkpoint
+        shutil.rmtree(final, ignore_errors=True)  # without a manifest it is not a checkpoint
         draft.rename(final)
     finally:
         shutil.rmtree(draft, ignore_errors=True)

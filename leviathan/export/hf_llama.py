@@ -1,4 +1,4 @@
-"""A native model as a Hugging Face Llama folder. The only module that imports transformers."""
+"""Export to the Hugging Face Llama format. The only module that imports transformers."""
 
 import json
 import os
@@ -32,15 +32,15 @@ from leviathan.model.transformer import CausalLM
 
 SHARD_SIZE = "5GB"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-# fp32: other kernels sum in another order. Less: the weights themselves were rounded (2⁻⁹, 2⁻¹²),
-# so the bound is relative to the largest logit, and wide enough for the sum over layers.
+# fp32: kernels sum in different orders. Lower precision: the weights are rounded (2⁻⁹, 2⁻¹²), so
+# the bound is relative to the largest logit, and wide enough for the sum over layers.
 FP32_TOLERANCE = 1e-4
 ROUNDED_TOLERANCE = {"bf16": 0.05, "fp16": 0.01}
-SAMPLE = (2, 64)  # rows and tokens of the batch that is compared
+SAMPLE = (2, 64)  # [B, T] of the batch for the comparison of logits
 LINE_TOKENS = 48
-# Options of transformers' tokenizers for the ids of an ordinary text.
+# Options of transformers' tokenizers for the ids of ordinary text.
 AS_TEXT = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
-# What a tokenizer can get wrong: cases, contractions, digits, blanks, other scripts, specials.
+# Covers case, contractions, digits, whitespace, scripts and special tokens.
 SAMPLE_TEXT = (
     "def f(x):\n    return x**2  # It's 1,234.5 of them, WE'LL see\r\n\n\t“Größe” — naïve façade, "
     f"Москва, 東京タワー, العربية, हिन्दी, 👩‍🚀🚀   {END_OF_TEXT} end  "
@@ -55,27 +55,28 @@ def export(
     add_bos: bool = False,
     shard_size: str = SHARD_SIZE,
 ) -> dict[str, Any]:
-    """Writes a native checkpoint as a Hugging Face Llama folder with tokenizer and model card.
+    """Exports a checkpoint as a Hugging Face Llama directory with tokenizer and model card.
 
     The tokenizer files of an imported checkpoint are written unchanged.
 
     Args:
-        checkpoint: whatever `resolve_checkpoint` takes.
-        out: folder to make; an earlier export there is replaced.
+        checkpoint: path accepted by `resolve_checkpoint`.
+        out: output directory; an earlier export is replaced.
         dtype: "fp32", "bf16" or "fp16".
-        verify: load the folder with transformers before it takes its place, compare logits and
-            tokenizer with the native ones, and let it write one line.
-        add_bos: the tokenizer puts end-of-text before a text by itself, as Llama's own do.
-        shard_size: of a safetensors file at most, as "5GB".
+        verify: load the export with transformers before it is moved to `out`, compare its logits
+            and token ids with the native ones, and generate one line.
+        add_bos: make the tokenizer prepend end-of-text to a text, as Llama tokenizers do.
+        shard_size: maximum size of a safetensors file, such as "5GB".
 
     Returns:
-        What was written; with `verify` also `max_abs_difference`, `tolerance` and `generated`.
+        Properties of the export; with `verify` also `max_abs_difference`, `tolerance`
+        and `generated`.
 
     Raises:
-        CheckpointError: the checkpoint is missing or damaged, or its tokenizer does not match its
+        CheckpointError: the checkpoint is missing or corrupt, or its tokenizer does not match its
             model or cannot be exported with the same ids.
         ConfigError: unknown dtype, `out` cannot be used, or `add_bos` for an imported checkpoint.
-        RuntimeError: the exported model differs from the native one; nothing is left behind.
+        RuntimeError: the exported model differs from the native one; nothing is written.
     """
     directory = resolve_valid(checkpoint)
     _check_request(Path(out), dtype, shard_size)
@@ -121,13 +122,13 @@ def export_model(
     With `imported`, its tokenizer files are written instead of files created from `tokenizer`.
     """
     _check_request(Path(out), dtype, shard_size)
-    # An imported model may have more rows than its tokenizer has ids.
+    # The vocabulary of an imported model may be larger than that of its tokenizer.
     own_size = imported is None and tokenizer.vocab_size != config.vocab_size
     if own_size or tokenizer.vocab_size > config.vocab_size:
         raise CheckpointError(
             "export.tokenizer_mismatch",
             f"the tokenizer {tokenizer.name} has {tokenizer.vocab_size:,} ids, the model's "
-            f"vocab_size is {config.vocab_size:,}: they do not belong together",
+            f"vocab_size is {config.vocab_size:,}: use the tokenizer of this model",
         )
     out = Path(out)
     with replaced_atomically(out) as draft:
@@ -173,7 +174,7 @@ def _check_request(out: Path, dtype: str, shard_size: str) -> None:
 
 
 def quiet_transformers() -> Any:
-    """transformers without progress bars, advice, and DeepSpeed's word on the accelerator."""
+    """Imports transformers without progress bars, advice and DeepSpeed's log line."""
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     import transformers
@@ -187,7 +188,7 @@ def quiet_transformers() -> Any:
 
 
 def llama_state(model: CausalLM, config: ModelConfig, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Weights under Llama's names, with a materialized input table and without padding rows.
+    """Weights under Llama's names, with a materialized input table and without vocabulary padding.
 
     Raises:
         CheckpointError: a weight is not finite, or not finite in `dtype`.
@@ -345,12 +346,12 @@ def _compare_written(tokenizer: Tokenizer, folder: Path) -> None:
 def run_facts(
     directory: Path, run: RunConfig, state: Mapping[str, Any], tokenizer: Tokenizer
 ) -> dict[str, Any]:
-    """What is worth telling of a run, by the names a reader sees."""
+    """Properties of a run for the model card, by displayed name."""
     facts: dict[str, Any] = {
         "Tokenizer": f"{tokenizer.name} (fingerprint {tokenizer.fingerprint[:16]})",
         "Context in tokens": run.model.seq_len,
     }
-    if IMPORTED_KEY in state:  # nothing is known of its training
+    if IMPORTED_KEY in state:  # its training is unknown
         return facts | {"Imported from": state[IMPORTED_KEY]}
     facts |= {
         "Training steps": state.get("step"),
@@ -384,7 +385,7 @@ def _own_groups(optim: OptimConfig) -> str | None:
 def compare(
     model: CausalLM, config: ModelConfig, tokenizer: Tokenizer, folder: Path, dtype: str
 ) -> dict[str, Any]:
-    """Loads an exported folder with transformers in fp32 and holds it against the native model.
+    """Loads an export with transformers in fp32 and compares it with the native model.
 
     Raises:
         RuntimeError: logits or token ids differ.
@@ -410,7 +411,10 @@ def compare(
             f"the exported model's logits differ from the native ones by {difference:.3g}, "
             f"more than {tolerance:.3g}; nothing was written"
         )
-    say(f"Logits agree with transformers' to {difference:.2g} (allowed {tolerance:.2g})")
+    say(
+        f"Logits differ from those of transformers by at most {difference:.2g} "
+        f"(tolerance {tolerance:.2g})"
+    )
     return {
         "max_abs_difference": difference,
         "tolerance": tolerance,
@@ -421,7 +425,7 @@ def compare(
 def one_line(llama: Any, fast: Any, prefix_token: int) -> str:
     """The first non-blank line that the model generates at the beginning of a document.
 
-    Sampled, because the likeliest text of a small model repeats itself; the same each time.
+    Sampled with a fixed seed, because the greedy text of a small model repeats itself.
     """
     start = torch.tensor([[prefix_token]])
     with torch.random.fork_rng(devices=[]):

@@ -33,7 +33,7 @@ FILES = (
     "chat_template.jinja",
     "chat_template.json",
 )
-TEMPLATES = "additional_chat_templates"  # a folder
+TEMPLATES = "additional_chat_templates"  # a directory
 SPECIAL_IDS = "special_ids"  # key of state.json
 _ID_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -43,7 +43,7 @@ class ImportedTokenizer:
     """The tokenizer files of an imported model.
 
     Attributes:
-        folder: contains the files.
+        folder: directory of the files.
         special_ids: bos_token_id, eos_token_id and pad_token_id of the imported config.json.
     """
 
@@ -71,7 +71,7 @@ class ImportedTokenizer:
 
 
 def keep_tokenizer(source: Path, checkpoint: Path) -> dict[str, Any]:
-    """Copies a folder's tokenizer files into a checkpoint; returns entries for state.json."""
+    """Copies tokenizer files into a checkpoint; returns entries for state.json."""
     kept = checkpoint / FOLDER
     kept.mkdir()
     for name in FILES:

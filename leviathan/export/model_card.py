@@ -1,4 +1,4 @@
-"""The model card: what an exported model is, and what is known of how it came about."""
+"""The model card (README.md) of an exported model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,20 +10,20 @@ from leviathan.formatting import format_count
 from leviathan.model.model_stats import count_params
 
 MATERIALIZED = (
-    " It depends on the id alone, so it was computed once for every id and stands here as an "
-    "ordinary, untied table."
+    " It depends only on the id, so it was computed once for every id and is stored here as "
+    "an ordinary, untied table."
 )
 PAPER = "[arXiv 2601.22040](https://arxiv.org/abs/2601.22040)"
 EMBEDDINGS = {
     "tied": "The input embedding is the table of the output head (tied).",
-    "untied": "The input embedding is a table of its own (untied).",
+    "untied": "The input embedding is a separate table (untied).",
     "albert": "In training the input embedding was a narrow table and a linear map (as in ALBERT)."
     + MATERIALIZED,
     "flat_mlp": "In training the input embedding was a narrow table and a two-layer MLP."
     + MATERIALIZED,
     "factored_mlp": "In training the input embedding was generated from the digits of the token id "
     "by codebooks and a two-layer MLP." + MATERIALIZED,
-    "binary_codes": "The input embedding is the token id's own bits, without a parameter."
+    "binary_codes": "The input embedding consists of the bits of the token id, without parameters."
     + MATERIALIZED,
     "leviathan": "In training the input embedding was generated from the digits of the token id "
     f"(LEV of {PAPER})." + MATERIALIZED,
@@ -32,8 +32,8 @@ EMBEDDINGS = {
 }
 
 PREFIX = {
-    True: "The tokenizer puts it there by itself, unless `add_special_tokens=False`.",
-    False: "The tokenizer adds nothing by itself.",
+    True: "The tokenizer adds it, unless `add_special_tokens=False`.",
+    False: "The tokenizer does not add it.",
 }
 SPECIAL_TOKENS_TEXT = {
     True: """\
@@ -86,12 +86,12 @@ print(tokenizer.decode(model.generate(ids, max_new_tokens=40)[0]))
 
 ## Use
 
-- A pretrained base model: it continues text, it was not tuned to follow instructions, and it says
-  what its training text makes likely, whether true or not.
+- This is a pretrained base model: it continues text and was not tuned to follow instructions. It
+  generates text that is likely given its training data, whether true or not.
 - {documents} scored or generated from its beginning should be preceded by the id {prefix_id},
   once. {prefix}
 {specials}
-- The context is {seq_len} tokens.
+- The context length is {seq_len} tokens.
 """
 
 
@@ -123,24 +123,24 @@ def model_card(
     exported: int,
     facts: Mapping[str, Any],
 ) -> str:
-    """The text of README.md.
+    """Returns the text of README.md.
 
     Args:
-        config: of the native model.
+        config: configuration of the native model.
         notes: properties of the tokenizer.
-        dtype: of the exported weights.
-        exported: parameters in the exported folder.
-        facts: about the training run, shown in their order.
+        dtype: data type of the exported weights.
+        exported: number of parameters in the exported directory.
+        facts: properties of the training run, listed in their order.
     """
     counted = count_params(config)
     trained = {
         "Input embedding in training": counted.kind,
         "Parameters in training": counted.total,
-        "… of them in the input embedding": counted.input_embedding,
+        "… of which in the input embedding": counted.input_embedding,
     }
     shape = {
         **({} if notes.imported else trained),
-        "Parameters in this folder": exported,
+        "Parameters in this directory": exported,
         "Weights": dtype,
         "d_model × layers × heads": f"{config.d_model} × {config.n_layers} × {config.n_heads}",
         "Vocabulary": config.vocab_size,
@@ -163,27 +163,28 @@ def model_card(
 
 
 def _counts(config: ModelConfig, exported: int) -> str:
-    """Why the two numbers of parameters differ, or that they do not."""
+    """Explains the difference between the numbers of trained and exported parameters."""
     counted = count_params(config)
     rows, width = config.vocab_size, config.d_model
     padding = config.padded_vocab_size - rows
-    said = (
-        f"Trained were {counted.total:,} parameters: {counted.input_embedding:,} of the input "
-        f"embedding, {counted.output_head:,} of the output head and {counted.body:,} of the body."
+    text = (
+        f"The trained model has {counted.total:,} parameters: {counted.input_embedding:,} in the "
+        f"input embedding, {counted.output_head:,} in the output head and "
+        f"{counted.body:,} in the body."
     )
     if exported == counted.total:
-        return f"{said} This folder holds the same."
+        return f"{text} This directory contains the same parameters."
     kind = config.embedding.kind
     if kind == "tied":
-        said += f" This folder holds {exported:,}"
+        text += f" This directory contains {exported:,}"
     else:
-        said += (
-            f" This folder holds {exported:,}: the input embedding is written out as "
-            f"{rows:,} × {width:,} = {rows * width:,} numbers"
+        text += (
+            f" This directory contains {exported:,}: the input embedding is stored as a table of "
+            f"{rows:,} × {width:,} = {rows * width:,} parameters"
         )
     if padding:
-        said += f", without the {padding:,} rows that only padded the vocabulary"
-    return said + "."
+        text += f", without the {padding:,} vectors of the vocabulary padding"
+    return text + "."
 
 
 def _show(value: Any) -> str:

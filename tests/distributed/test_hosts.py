@@ -146,7 +146,7 @@ def test_deepspeed_loses_a_host_and_goes_on(hosts, folder, run_file, undisturbed
     with launch(hosts, folder, run_file, "hostfile1", *options) as (process, log):
         wait_for(lambda: at_step(folder, 35), "step 35 never came", log)
         os.kill(ranks_of(folder)[0], signal.SIGUSR1)
-        assert process.wait(GRACE_PERIOD_S) == 0, text_of(log)
+        assert process.wait(PATIENCE_S) == 0, text_of(log)
     assert "Resuming from" in text_of(log)
     assert "Received SIGTERM: checkpoint saved at step" in text_of(log)
 
@@ -155,13 +155,13 @@ def test_deepspeed_loses_a_host_and_goes_on(hosts, folder, run_file, undisturbed
             wait_for(lambda: at_step(folder, 55), "step 55 never came", log)
             (command,) = filter(is_launch, hosts.processes("node1"))
             os.kill(command, signal.SIGTERM)
-            assert process.wait(GRACE_PERIOD_S) == 0, text_of(log)
+            assert process.wait(PATIENCE_S) == 0, text_of(log)
             assert "Received SIGTERM: checkpoint saved at step" in text_of(log)
         else:
-            assert process.wait(GRACE_PERIOD_S) == 0, text_of(log)
+            assert process.wait(PATIENCE_S) == 0, text_of(log)
     if remote == "ssh":
         with launch(hosts, folder, run_file, "hostfile", *options) as (process, log):
-            assert process.wait(GRACE_PERIOD_S) == 0, text_of(log)
+            assert process.wait(PATIENCE_S) == 0, text_of(log)
     assert curve(folder / "run") == pytest.approx(undisturbed, rel=LOSS_TOLERANCE)
     for name in NAMES:
         wait_for(lambda name=name: hosts.processes(name) == [], f"{name} is not empty", log, 30)
@@ -182,7 +182,7 @@ def test_torchrun_goes_on_by_itself_with_what_is_left(hosts, folder, run_file, u
     options = ("--launcher", "torchrun", "--max-restarts", "3")
     dry = [sys.executable, "-m", "leviathan", "launch", run_file, "run_dir=run", *LONG]
     shown, found = typed(hosts, folder, *dry, "--hostfile", "hostfile", *options, "--dry-run")
-    assert shown.wait(GRACE_PERIOD_S) == 0
+    assert shown.wait(PATIENCE_S) == 0
     of_node2 = text_of(found).split("# on node2\n")[1].strip()
     with launch(hosts, folder, run_file, "hostfile", *options, settings=LONG) as (process, log):
         wait_for(lambda: at_step(folder, 15), "step 15 never came", log)
@@ -197,8 +197,8 @@ def test_torchrun_goes_on_by_itself_with_what_is_left(hosts, folder, run_file, u
         again_from = max(line["step"] for line in lines(folder / "run"))
         wait_for(lambda: at_step(folder, again_from + 5), "the two make no step", log)
         os.kill(ranks_of(folder)[1], signal.SIGUSR1)
-        assert process.wait(GRACE_PERIOD_S) == 0, text_of(log)
-        assert back.wait(GRACE_PERIOD_S) == 0, text_of(other)
+        assert process.wait(PATIENCE_S) == 0, text_of(log)
+        assert back.wait(PATIENCE_S) == 0, text_of(other)
     assert "rank 1 on node2 disconnected" in text_of(log)
     assert "Received SIGTERM: checkpoint saved at step" in text_of(log) + text_of(other)
     both = curve(folder / "run").keys() & undisturbed.keys()

@@ -102,7 +102,7 @@ def test_a_run_goes_through_all_launchers_of_the_documentation(run_file, tmp_pat
             try:
                 if number < len(TRAINING):
                     stop_at(tmp_path, EACH * number, process, log)
-                assert process.wait(GRACE_PERIOD_S) == 0, (program, words, text_of(log))
+                assert process.wait(PATIENCE_S) == 0, (program, words, text_of(log))
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)

@@ -45,7 +45,7 @@ ITEMS: dict[str, list[dict[str, Any]]] = {
     ],
     "lambada_openai_test": [
         {"text": "The decoder reads the text and the encoder writes the text"},
-        {"text": "He said: return self, and then he said: return\nself.value"},
+        {"text": "He wrote: return self, and then he wrote: return\nself.value"},
     ],
     "wikitext_test": [
         {

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from errors import raises_error
 
 from leviathan.analysis.report import build_report
 from leviathan.data.format import DatasetInfo
-from leviathan.errors import CheckpointError, DataError
 from leviathan.evaluate.perplexity import perplexity
 
 PLOT_ENDS = ("svg", "png")
@@ -61,7 +61,7 @@ def test_data_of_another_tokenizer(
     for file in (description, meta):
         file.write_text(file.read_text().replace(old, "0" * 64))
     assert DatasetInfo.load(other).tokenizer.fingerprint == "0" * 64
-    with pytest.raises(DataError, match="another tokenizer"):
+    with raises_error("evaluate.other_tokenizer", other, run):
         perplexity(run, other)
 
 
@@ -69,8 +69,8 @@ def test_damaged_checkpoint(make_run: Callable[..., Path], tiny_dataset: Path) -
     run = make_run(tiny_dataset)
     part = next((run / "checkpoints" / "step-00000020").glob("*.distcp"))
     part.write_bytes(part.read_bytes()[:-100])
-    with pytest.raises(CheckpointError, match=part.name):
+    with raises_error("checkpoint.corrupt", part.name):
         perplexity(part.parent, tiny_dataset)
-    with pytest.raises(CheckpointError, match="every checkpoint in it is damaged"):
+    with raises_error("checkpoint.all_corrupt", run):
         perplexity(run, tiny_dataset)
     assert not (run / "evaluation").exists()

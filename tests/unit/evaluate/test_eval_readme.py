@@ -1,4 +1,4 @@
-"""The commands of eval/README.md, run as they are there."""
+"""The commands of eval/README.md, run as documented."""
 
 import os
 import shlex

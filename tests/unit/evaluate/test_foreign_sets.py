@@ -22,7 +22,7 @@ ROWS = 60
 
 @pytest.fixture
 def foreign(make_run: Any, tiny_dataset: Path, tiny_tokenizer: Path, tmp_path: Path) -> Any:
-    """A run on rows of the tiny dataset, written again as one column of plain bytes."""
+    """A run on rows of the tiny dataset, rewritten as one column of plain bytes."""
     run, folder, own = make_run(tiny_dataset), tmp_path / "foreign", open_dataset(tiny_dataset)
     for split in ("train", "val"):
         rows = own.rows(split)

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from errors import raises_error
 
 from leviathan.data.format import DatasetInfo
-from leviathan.errors import CheckpointError, DataError
+from leviathan.errors import DataError
 from leviathan.evaluate.frequency import frequency, frequency_table, read_counts
 from leviathan.evaluate.frequency_buckets import SCALES, FrequencyBuckets, paired_difference
 from leviathan.evaluate.perplexity import perplexity
@@ -79,10 +80,10 @@ def test_common_result_and_table(
 
 def test_counts_of_another_vocabulary(tmp_path: Path) -> None:
     np.save(tmp_path / "token_counts.npy", np.zeros(5, dtype=np.int64))
-    with pytest.raises(DataError, match="expected 6 counts"):
+    with raises_error("token_counts.invalid", 6, 5):
         read_counts(tmp_path / "token_counts.npy", 6)
     (tmp_path / "token_counts.npy").write_bytes(b"no array")
-    with pytest.raises(DataError, match="prepare the dataset again"):
+    with raises_error("token_counts.unreadable", "token_counts.npy"):
         read_counts(tmp_path / "token_counts.npy", 5)
 
 
@@ -90,14 +91,14 @@ def test_everything_is_refused_before_anything_is_scored(
     make_run: Callable[..., Path], tiny_dataset: Path, tmp_path: Path
 ) -> None:
     run = make_run(tiny_dataset)
-    with pytest.raises(CheckpointError, match="nowhere"):
+    with raises_error("checkpoint.not_found", "nowhere"):
         frequency([run, tmp_path / "nowhere"], tiny_dataset)
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match=r"cannot write to .*file is not a folder"):
+    with raises_error("output.not_writable", tmp_path / "file"):
         frequency([run], tiny_dataset, tmp_path / "file")
     assert not (run / "evaluation").exists()
     (run / "evaluation").write_text("")
-    with pytest.raises(DataError, match=r"evaluation is not a folder"):
+    with raises_error("output.not_writable", run / "evaluation"):
         perplexity(run, tiny_dataset)
 
 

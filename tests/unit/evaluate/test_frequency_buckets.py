@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from errors import raises_error
 from scipy import stats
 
-from leviathan.errors import DataError
 from leviathan.evaluate.frequency_buckets import (
     BUCKETS,
     SCALES,
@@ -103,9 +103,9 @@ def test_interval_covers_the_truth_about_as_often_as_it_says(documents: int, hea
 def test_other_targets_cannot_be_paired() -> None:
     tokens = np.ones((2, len(BUCKETS["absolute"])), dtype=np.int64)
     first = strata(tokens * 1.0, tokens)
-    with pytest.raises(DataError, match="different targets"):
+    with raises_error("frequency.other_targets", "val of x"):
         paired_difference(first, strata(tokens * 1.0, tokens, "val of y"))
-    with pytest.raises(DataError, match="different targets"):
+    with raises_error("frequency.other_targets", "val of x"):
         paired_difference(first, strata(tokens * 1.0, tokens + 1))
 
 
@@ -118,5 +118,5 @@ def test_saved_and_read_back(tmp_path: Path) -> None:
         np.testing.assert_array_equal(read.nats[scale], tokens * 0.5)
     assert read.nats_per_token() == 0.5
     (tmp_path / "a.npz").write_bytes((tmp_path / "a.npz").read_bytes()[:200])
-    with pytest.raises(DataError, match="run `leviathan frequency` again"):
+    with raises_error("frequency.unreadable", "a.npz", "leviathan frequency"):
         FrequencyBuckets.load(tmp_path / "a.npz")

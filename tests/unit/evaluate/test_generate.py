@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from errors import raises_error
 
-from leviathan.errors import CheckpointError, ConfigError, DataError
 from leviathan.evaluate.scoring import open_checkpoint
 from leviathan.export.hf_llama import export
 from leviathan.generate import as_text, generate_texts, read_prompts
@@ -91,16 +91,16 @@ def test_command(runs: dict[str, Path], tmp_path: Path) -> None:
 
 
 def test_requests_that_mean_nothing(runs: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no prompt"):
+    with raises_error("generate.no_prompt", "--prompt", "--file"):
         generate_texts(runs["tied"], [])
-    with pytest.raises(ConfigError, match="--top-p 0"):
+    with raises_error("cli.invalid_option", "--top-p 0"):
         generate_texts(runs["tied"], ["a"], sampling=Sampling(1.0, 0.0))
-    with pytest.raises(CheckpointError, match="no such folder"):
+    with raises_error("checkpoint.not_found", "nowhere"):
         generate_texts(tmp_path / "nowhere", ["a"])
-    with pytest.raises(DataError, match="cannot be read"):
+    with raises_error("prompts.unreadable", "nowhere.txt"):
         read_prompts(tmp_path / "nowhere.txt")
     (tmp_path / "p.jsonl").write_text("7\n")
-    with pytest.raises(DataError, match=r"p.jsonl:1: expected a text"):
+    with raises_error("prompts.invalid", "p.jsonl:1", "prompt"):
         read_prompts(tmp_path / "p.jsonl")
     (tmp_path / "p.txt").write_text("one\n\ntwo\n")
     assert read_prompts(tmp_path / "p.txt") == ["one", "two"]

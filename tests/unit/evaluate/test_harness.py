@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from errors import raises_error
 from lm_eval.api.instance import Instance
 
-from leviathan.errors import CheckpointError, ConfigError, DataError
+from leviathan.errors import DataError
 from leviathan.evaluate.harness import LeviathanLM, results_table, run_tasks
 from leviathan.evaluate.scoring import LoadedCheckpoint, open_checkpoint
 
@@ -137,7 +138,7 @@ def test_token_across_the_border(loaded: LoadedCheckpoint) -> None:
 
 
 def test_continuation_that_does_not_fit(loaded: LoadedCheckpoint) -> None:
-    with pytest.raises(DataError, match="does not fit the model's context of 32"):
+    with raises_error("tasks.too_long", 32):
         model_of(loaded).loglikelihood(requests("loglikelihood", [("a", " b c" * 50)]))
 
 
@@ -156,7 +157,7 @@ def test_generation_is_greedy_and_stops(loaded: LoadedCheckpoint) -> None:
     options = {"max_gen_toks": 12, "until": ["\0", stop]}
     cut = model.generate_until(requests("generate_until", [("def", options)]))[0]
     assert cut == whole[: whole.index(stop)]
-    with pytest.raises(ConfigError, match="do_sample"):
+    with raises_error("tasks.unsupported", "do_sample"):
         model.generate_until(requests("generate_until", [("def", {"do_sample": True})]))
 
 
@@ -204,7 +205,7 @@ def test_options_of_generation(loaded: LoadedCheckpoint) -> None:
     assert run(max_gen_toks=3) != run(max_gen_toks=9)
     for options in ({"num_beams": 4}, {"suppress_tokens": [1]}, {"max_length": 20}):
         (key,) = options
-        with pytest.raises(ConfigError, match=rf"generation_kwargs\.{key} is"):
+        with raises_error("tasks.unsupported", f"generation_kwargs.{key}"):
             run(**options)
 
 
@@ -284,9 +285,9 @@ def test_not_finite_is_no_number(
 
 
 def test_local_task_without_its_data(runs: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--task-data"):
+    with raises_error("tasks.no_data", "--task-data", "next_line"):
         run_tasks(runs["tied"], ["next_line"])
-    with pytest.raises(DataError, match=r"choices\.jsonl"):
+    with raises_error("tasks.not_found", "choices.jsonl"):
         run_tasks(runs["tied"], ["next_line"], tmp_path)
 
 
@@ -296,12 +297,12 @@ ITEM = {"context": "x", "choices": ["a", "b"], "answer": 0}
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("", "holds no items"),
+        ("", "contains no items"),
         ("hello", r"choices.jsonl:1: not JSON"),
         (json.dumps({"a": 1}), "expected the columns context, choices and answer, found a"),
         (json.dumps({"context": "x", "choices": ["a", "b"]}), "found context, choices"),
-        (json.dumps(ITEM | {"context": None}), "context: expected a text, found None"),
-        (json.dumps(ITEM | {"choices": "ab"}), "choices: expected a list of two or more texts"),
+        (json.dumps(ITEM | {"context": None}), "context: expected a string, found None"),
+        (json.dumps(ITEM | {"choices": "ab"}), "choices: expected a list of two or more strings"),
         (json.dumps(ITEM | {"choices": ["a", ""]}), "choices: expected a list of two or more"),
         (json.dumps(ITEM) + "\n" + json.dumps(ITEM | {"answer": 2}), "jsonl:2: answer: .*0 to 1"),
     ],
@@ -315,15 +316,15 @@ def test_items_that_would_be_scored_as_something_else(
 
 
 def test_requests_that_mean_nothing(runs: dict[str, Path], choices: Path) -> None:
-    with pytest.raises(ConfigError, match="no task is named"):
+    with raises_error("tasks.none_named", "--tasks"):
         run_tasks(runs["tied"], [], choices)
-    with pytest.raises(ConfigError, match="--limit 0"):
+    with raises_error("cli.invalid_option", "--limit 0"):
         run_tasks(runs["tied"], ["next_line"], choices, limit=0)
-    with pytest.raises(CheckpointError, match="holds no complete checkpoint"):
+    with raises_error("checkpoint.not_found", choices):
         run_tasks(choices, ["next_line"], choices)
 
 
 @pytest.mark.usefixtures("no_network")
 def test_unknown_task(runs: dict[str, Path], choices: Path) -> None:
-    with pytest.raises(ConfigError, match="no task 'next_lin'; did you mean 'next_line'"):
+    with raises_error("tasks.unknown", "'next_lin'", "'next_line'"):
         run_tasks(runs["tied"], ["next_lin"], choices)

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from errors import raises_error
 
 from leviathan.checkpoint.load import load_model
 from leviathan.data.dataset import open_dataset
 from leviathan.data.format import DatasetInfo
 from leviathan.data.mds import ShardReader
 from leviathan.data.tokenizer import load_tokenizer
-from leviathan.errors import ConfigError, DataError
+from leviathan.errors import DataError
 from leviathan.evaluate.perplexity import perplexity, token_bytes
 from leviathan.evaluate.scoring import open_checkpoint, score_split
 
@@ -139,5 +140,5 @@ def _first_nll(run: Path, data: Path, stride: int, count: int) -> list[float]:
 
 
 def test_stride_that_means_nothing(runs: dict[str, Path], tiny_dataset: Path) -> None:
-    with pytest.raises(ConfigError, match="--stride 33: expected 1 to the context's 32"):
+    with raises_error("cli.invalid_option", "--stride 33", "1 to 32"):
         perplexity(runs["tied"], tiny_dataset, stride=33)

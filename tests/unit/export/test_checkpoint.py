@@ -4,13 +4,13 @@ import json
 
 import pytest
 import torch
+from errors import raises_error
 
 from leviathan.checkpoint.dcp import FlatShard, save_shards
 from leviathan.checkpoint.save import save_checkpoint
 from leviathan.checkpoint.save_future import SaveFuture
 from leviathan.config.schema import RunConfig
 from leviathan.data.tokenizer import load_tokenizer
-from leviathan.errors import CheckpointError
 from leviathan.evaluate.llama_tokenizer import read_llama_tokenizer
 from leviathan.export.hf_llama import export
 from leviathan.model.init import init_weights
@@ -103,6 +103,6 @@ def test_checkpoint_to_llama(run, tmp_path):
 
 
 def test_no_checkpoint(tmp_path):
-    with pytest.raises(CheckpointError, match="nowhere"):
+    with raises_error("checkpoint.not_found", "nowhere"):
         export(tmp_path / "nowhere", tmp_path / "out")
     assert not list(tmp_path.iterdir())

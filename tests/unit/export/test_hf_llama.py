@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from errors import raises_error
 
 from leviathan.config.schema import ModelConfig
 from leviathan.data.encodings import CL100K_PATTERN
 from leviathan.data.tokenizer import END_OF_TEXT, Tokenizer, load_tokenizer
-from leviathan.errors import CheckpointError, ConfigError
+from leviathan.errors import CheckpointError
 from leviathan.evaluate.llama_tokenizer import read_llama_tokenizer
 from leviathan.export.folder import MARKER, replaced_atomically
 from leviathan.export.hf_llama import SAMPLE_TEXT, export_model
@@ -61,7 +62,7 @@ CODE = [
     'fn main() { let v: Vec<&\'static str> = vec![]; println!("{:?}", v); }\n',
     "all: $(OBJ)\n\t@echo $@ $^ >> /dev/null 2>&1 || exit 1\n",
 ]
-SMALL = {  # the others need no fields, or match what little is said here
+SMALL = {  # other kinds need no fields
     "leviathan": {"d_seed": 8, "heads": 2, "knots": 5, "rank": 4},
     "leviathan_v1": {"d_seed": 8, "modes": 2, "knots": 5, "rank": 4},
     "albert": {"width": 5},
@@ -301,7 +302,7 @@ def test_weights_are_split_by_size(make, tokenizer, tmp_path):
     assert len({path.stat().st_mode for path in tmp_path.iterdir()}) == 1
     llama = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert sum(value.numel() for value in llama.parameters()) == result["parameters"]
-    with pytest.raises(ConfigError, match="such as 5GB"):
+    with raises_error("cli.invalid_option", "--shard-size", "5GB"):
         export_model(model, config, tokenizer, {}, tmp_path, shard_size="big")
 
 
@@ -311,11 +312,11 @@ def test_card_explains_the_counts(make, tokenizer, tmp_path):
         result = export_model(model, config, tokenizer, {}, tmp_path / kind)
         card = (tmp_path / kind / "README.md").read_text()
         trained = sum(value.numel() for value in model.parameters())
-        assert f"Trained were {trained:,} parameters" in card
-        assert f"holds {result['parameters']:,}" in card
+        assert f"The trained model has {trained:,} parameters" in card
+        assert f"contains {result['parameters']:,}" in card
         rows = config.vocab_size
-        assert f"without the {320 - rows} rows that only padded" in card
-        written = f"is written out as {rows} × 32 = {rows * 32:,} numbers"
+        assert f"without the {320 - rows} vectors of the vocabulary padding" in card
+        written = f"is stored as a table of {rows} × 32 = {rows * 32:,} parameters"
         assert (written in card) == (kind == "leviathan")
 
 
@@ -342,19 +343,19 @@ def test_an_earlier_export_is_replaced_and_nothing_else(make, tokenizer, tmp_pat
 
     (out / MARKER).unlink()
     before = sorted(out.iterdir())
-    with pytest.raises(ConfigError, match="no earlier export"):
+    with raises_error("export.not_empty", out, MARKER):
         export_model(model, config, tokenizer, {}, out)
     assert sorted(out.iterdir()) == before
-    with pytest.raises(ConfigError, match="is a file"):
+    with raises_error("export.not_folder", out / "README.md"):
         export_model(model, config, tokenizer, {}, out / "README.md")
 
 
 def test_wrong_arguments(make, tokenizer, tmp_path):
     model, config = make("tied")
-    with pytest.raises(ConfigError, match=r"'float8'.*fp32, bf16, fp16"):
+    with raises_error("cli.invalid_option", "'float8'", "fp32, bf16, fp16"):
         export_model(model, config, tokenizer, {}, tmp_path / "out", dtype="float8")
     model, config = make("tied", vocab_size=tokenizer.vocab_size + 1)
-    with pytest.raises(CheckpointError, match="do not belong together"):
+    with raises_error("export.tokenizer_mismatch", tokenizer.vocab_size, tokenizer.vocab_size + 1):
         export_model(model, config, tokenizer, {}, tmp_path / "out")
     assert not list(tmp_path.iterdir())
 

@@ -23,10 +23,8 @@ def test_a_run_that_skips_every_step_ends_and_names_rows(tmp_path, capfd):
         metrics.add(BAD)
         if step < 3:
             _warn_skipped(step, metrics, 3, rows=[41, 42])
-    assert "rows 41, 42" in capfd.readouterr().err
-    with pytest.raises(
-        LeviathanError, match=r"3 consecutive steps \(optim\.max_consecutive_skips\)"
-    ):
+    assert "samples 41, 42" in capfd.readouterr().err
+    with raises_error("train.too_many_skips", "optim.max_consecutive_skips", "3 "):
         _warn_skipped(3, metrics, 3, rows=[41, 42])
     metrics.add(GOOD)
     metrics.add(BAD)
