@@ -241,7 +241,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(
-            "run.result_corrupt", f"{path}: damaged ({error}); delete it and evaluate again"
+            "run.result_corrupt", f"{path}: corrupt ({error}). Delete it and evaluate again."
         ) from error
     if not isinstance(value, dict):
         raise DataError(

@@ -184,9 +184,9 @@ def nearest(word: str, choices: Iterable[str], cutoff: float = 0.6) -> str | Non
 
 
 def did_you_mean(word: str, choices: Iterable[str], otherwise: str = "") -> str:
-    """`did you mean X?` for the nearest choice, or else `otherwise`."""
+    """`did you mean 'X'?` for the nearest choice, or else `otherwise`."""
     match = nearest(word, choices)
-    return f"did you mean {match}?" if match else otherwise
+    return f"did you mean {match!r}?" if match else otherwise
 
 
 def synonym(key: str) -> str | None:

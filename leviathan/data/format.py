@@ -253,7 +253,9 @@ def _why_missing(directory: Path) -> str:
     if directory.exists() and not directory.is_dir():
         return f"{directory} is not a folder: give the folder that `leviathan prep` made"
     if not directory.is_dir():
-        return f"no dataset at {directory}: the folder does not exist (run `leviathan prep` first)"
+        return (
+            f"no dataset at {directory}: the directory does not exist (run `leviathan prep` first)"
+        )
     if slices := sorted((directory / WORK_FOLDER).glob(SLICE_MARK.format(rank="*", world="*"))):
         done = ", ".join(mark.name.replace("-", " ") for mark in slices[:5])
         done += f" and {len(slices) - 5} more" if slices[5:] else ""

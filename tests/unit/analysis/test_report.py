@@ -525,7 +525,7 @@ def test_damaged_evaluation(make_run: MakeRun, tmp_path: Path) -> None:
     file = next(run.glob("evaluation/*/perplexity.json"))
     for text in ('{"nats_per_token": 5', "{}", '{"nats_per_token": null}'):
         file.write_text(text)
-        with pytest.raises(DataError, match=r"perplexity\.json: damaged"):
+        with pytest.raises(DataError, match=r"perplexity\.json: corrupt"):
             build_report([run], tmp_path / "out")
 
 

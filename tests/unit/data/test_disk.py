@@ -62,7 +62,7 @@ def test_the_estimate_is_near_what_is_written(
     assert use.fits
     assert use.free > 0
     said = capsys.readouterr().err
-    assert "tokens to make" in said
+    assert "tokens; disk space: " in said
     assert "warning" not in said
     half = use_of(sources[:3], sources, tiny_tokenizer, tmp_path, 3)
     assert half.parts < 0.6 * use.parts

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from errors import raises_error
 
 from leviathan.config.schema import ModelConfig
 from leviathan.data.format import DatasetInfo
@@ -254,7 +255,7 @@ def test_damaged_index(tiny_dataset: Path, tmp_path: Path, keep: float) -> None:
 
 
 def test_no_data_set(tiny_dataset: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no such folder"):
+    with raises_error("dataset.not_found", tmp_path / "nowhere"):
         DatasetInfo.load(tmp_path / "nowhere")
     (tmp_path / "p.yaml").write_text("")
     with pytest.raises(DataError, match=r"p.yaml is not a folder"):

@@ -117,16 +117,16 @@ def test_what_is_open_elsewhere_is_not_removed(far: Path, tmp_path: Path) -> Non
 
 
 def test_a_limit_below_one_window_is_refused(far: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"data\.cache_limit is 0\.0 MB, but \d+ shards .*raise it"):
+    with pytest.raises(DataError, match=r"data\.cache_limit is 1\.0 kB, but \d+ shards .*raise it"):
         open_dataset(data(far, tmp_path / "cache", cache_limit=1000))
 
 
 def test_contradicting_settings_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="cache_limit needs remote"):
+    with pytest.raises(ValueError, match="cache_limit requires remote"):
         DataConfig.model_validate({"path": "x", "cache_limit": "1GB"})
     with pytest.raises(ValueError, match="cache_limit"):
         data("s3://b", tmp_path, cache_limit="much")
-    with pytest.raises(ValueError, match="give remote or format, not both"):
+    with pytest.raises(ValueError, match="remote and format exclude each other"):
         data("s3://b", tmp_path, format={"kind": "mds_tokens", "tokenizer": "gpt2"})
 
 

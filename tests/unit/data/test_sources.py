@@ -287,7 +287,7 @@ def test_a_hub_data_set_that_changes_is_noticed(config: Config, hub: Path) -> No
 
 
 def test_hub_or_paths(config: Config) -> None:
-    with pytest.raises(ValueError, match="give paths or hub, not both"):
+    with pytest.raises(ValueError, match="paths and hub exclude each other"):
         config({"paths": ["x"], "hub": {"id": "y"}})
     with pytest.raises(ValueError, match="nothing to read"):
         config({})
@@ -324,15 +324,15 @@ def test_subsets_can_be_left_out(
     assert (result["documents"], result["subsets"]) == (2, ["ArXiv", "Wikipedia (en)"])
     assert DatasetInfo.load(wanted.out).sources[0].excluded == 2
     said = capsys.readouterr().err
-    assert "no document is of 'wikipedia (en)'; did you mean 'Wikipedia (en)'?" in said
-    assert "no document is of 'BookCorpus2'" in said
+    assert "no document of 'wikipedia (en)'; did you mean 'Wikipedia (en)'?" in said
+    assert "no document of 'BookCorpus2'" in said
     assert "'Books3'" not in said
     only = {"include": "ArXiv"}
     wanted = config({"paths": [str(shard)], "subsets": only}, out=tmp_path / "only")
     assert prepare(wanted)["subsets"] == ["ArXiv"]
     with pytest.raises(DataError, match=r"no documents in .*4 omitted by source.subsets"):
         prepare(config({"paths": [str(shard)], "subsets": {"include": "X"}}, out=tmp_path / "none"))
-    with pytest.raises(ValueError, match="include or exclude, not both"):
+    with pytest.raises(ValueError, match="include and exclude exclude each other"):
         config({"paths": ["a"], "subsets": {"include": "a", "exclude": "b"}})
 
 

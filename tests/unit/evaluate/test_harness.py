@@ -326,5 +326,5 @@ def test_requests_that_mean_nothing(runs: dict[str, Path], choices: Path) -> Non
 
 @pytest.mark.usefixtures("no_network")
 def test_unknown_task(runs: dict[str, Path], choices: Path) -> None:
-    with raises_error("tasks.unknown", "'next_lin'", "'next_line'"):
+    with raises_error("tasks.unknown", "'next_lin'", "'next_line'?"):
         run_tasks(runs["tied"], ["next_lin"], choices)

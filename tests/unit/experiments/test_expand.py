@@ -131,9 +131,9 @@ def test_small_text_sets_what_follows_from_it(write):
     ("fields", "message"),
     [
         ({"armz": {}}, "armz: unknown key; did you mean arms?"),
-        ({"baseline": "untied"}, "baseline 'untied' is none of tied, leviathan"),
+        ({"baseline": "untied"}, "baseline 'untied' is not one of the arms tied, leviathan"),
         ({"arms": {}}, "has no arms"),
-        ({"seeds": [1, 1]}, "seeds are given twice"),
+        ({"seeds": [1, 1]}, "duplicate seeds"),
         ({"seeds": []}, "seeds: found"),
         ({"set": {"seed": 3}}, "seed cannot be set"),
         ({"groups": {"a": {"rum": "x"}}}, "groups.a.rum: unknown key; did you mean"),

@@ -126,5 +126,5 @@ def test_a_run_s_layout():
     layout = parallel_layout(run, 8)
     assert layout == ParallelLayout(8, 1, "fsdp2", 0, 2, micro_batch_size=2, accumulates=False)
     assert (layout.dp, layout.shards, layout.name) == (8, 4, "HSDP, 2 replicas")
-    with pytest.raises(ConfigError, match=r"7 ranks cannot be cut by .*replicas=2"):
+    with pytest.raises(ConfigError, match=r"7 ranks are not divisible by .*dp_replicate=2"):
         parallel_layout(run, 7)

@@ -41,11 +41,11 @@ def run(*changes, name="pile_400m"):
 
 
 def only(report):
-    (row,) = report.rows
-    return row.verdict, row.why
+    (finding,) = report.findings
+    return finding.level, finding.message
 
 
-def test_the_worst_row_is_the_verdict_and_an_error_is_a_red_row():
+def test_the_highest_level_counts_and_an_exception_is_an_error():
     report = Report()
     assert report.level == "ok"
     report.add("one", "warning", "look [here]")
@@ -87,9 +87,9 @@ def test_uneven_ranks_are_a_warning_and_impossible_ones_an_error():
     assert only(report)[0] == "ok"
     report = Report()
     check_ranks(report, run("train.global_batch_size=9", "train.micro_batch_size=2"), 8)
-    verdict, why = only(report)
-    assert verdict == "warning"
-    assert "44% of the work is filling" in why  # 16 rows are computed for 9
+    level, message = only(report)
+    assert level == "warning"
+    assert "44% of the computed samples are padding" in message  # 16 rows are computed for 9
     with pytest.raises(ConfigError, match="does not divide the 7 ranks"):
         check_ranks(Report(), run("parallel.tp=2", "model.embedding.tp_mode=ids"), 7)
 
@@ -150,7 +150,7 @@ class Alone:
     """As much of a mesh as a run of one rank needs to take its folder."""
 
     rank = 0
-    together = staticmethod(nullcontext)
+    sync_errors = staticmethod(nullcontext)
 
 
 def test_devices_by_name_and_by_figures():
@@ -158,7 +158,7 @@ def test_devices_by_name_and_by_figures():
     assert find_target(CheckOptions(request, 2, "h200")).hardware.memory_bytes == 141e9
     own = find_target(CheckOptions(request, 2, "a100", memory_gb=40, peak_tflops=100)).hardware
     assert (own.memory_bytes, own.flops) == (40e9, 100e12)
-    with pytest.raises(ConfigError, match=r"--device h1: not known.*h100"):
+    with pytest.raises(ConfigError, match=r"--device h1: .*h100"):
         find_target(CheckOptions(request, 2, "h1"))
 
 
@@ -169,9 +169,9 @@ def test_a_port_that_is_taken_names_its_holder():
     with socket.create_server(("", port)):
         report = Report()
         node_checks.check_port(report, port, ())
-    verdict, why = only(report)
-    assert verdict == "error"
-    assert "choose another --port" in why
+    level, message = only(report)
+    assert level == "error"
+    assert "choose another --port" in message
 
 
 def test_shared_memory_that_nobody_uses_is_stale(tmp_path):
@@ -182,17 +182,17 @@ def test_shared_memory_that_nobody_uses_is_stale(tmp_path):
         report = Report()
         node_checks.check_shared_memory(report, tmp_path)
     assert report.figures["stale_shared_memory"] == {"files": 2, "bytes": 8192}
-    verdict, why = only(report)
-    assert verdict == "warning"
-    assert "000000_locals, nccl-Ab3" in why
+    level, message = only(report)
+    assert level == "warning"
+    assert "000000_locals, nccl-Ab3" in message
 
 
 def test_a_host_that_does_not_answer_is_named():
     report = Report()
     node_checks.check_hosts(report, [Host("localhost", 1), Host("no-such-host.invalid", 8)])
-    verdict, why = only(report)
-    assert verdict == "error"
-    assert why.startswith("no-such-host.invalid: ")
+    level, message = only(report)
+    assert level == "error"
+    assert message.startswith("no-such-host.invalid: ")
     report = Report()
     node_checks.check_hosts(report, [Host("localhost", 1)])
     assert only(report)[0] == "ok"
