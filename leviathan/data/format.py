@@ -251,7 +251,7 @@ def _check_tokenizer(directory: Path, info: DatasetInfo) -> None:
 
 def _why_missing(directory: Path) -> str:
     if directory.exists() and not directory.is_dir():
-        return f"{directory} is not a folder: give the folder that `leviathan prep` made"
+        return f"{directory} is not a directory. Give the output directory of `leviathan prep`."
     if not directory.is_dir():
         return (
             f"no dataset at {directory}: the directory does not exist (run `leviathan prep` first)"

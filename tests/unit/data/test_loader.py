@@ -258,7 +258,7 @@ def test_no_data_set(tiny_dataset: Path, tmp_path: Path) -> None:
     with raises_error("dataset.not_found", tmp_path / "nowhere"):
         DatasetInfo.load(tmp_path / "nowhere")
     (tmp_path / "p.yaml").write_text("")
-    with pytest.raises(DataError, match=r"p.yaml is not a folder"):
+    with pytest.raises(DataError, match=r"p.yaml is not a directory"):
         DatasetInfo.load(tmp_path / "p.yaml")
     data = damaged(tiny_dataset, tmp_path)
     (data / "dataset.json").write_text('{"format_version": 1')

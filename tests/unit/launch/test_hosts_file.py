@@ -28,9 +28,7 @@ def test_every_wrong_line_is_named_at_once(tmp_path):
     assert "hostfile:4: 'c': expected `name slots=N`" in problems[2]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"), [("", "hostfile.empty"), (None, "hostfile.unreadable")]
-)
+@pytest.mark.parametrize(("text", "code"), [("", "hostfile.empty"), (None, "hostfile.unreadable")])
 def test_no_hosts(tmp_path, text, code):
     path = tmp_path / "none" if text is None else written(tmp_path, text)
     with raises_error(code, path, error=ConfigError):
