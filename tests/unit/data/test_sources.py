@@ -289,7 +289,7 @@ def test_a_hub_data_set_that_changes_is_noticed(config: Config, hub: Path) -> No
 def test_hub_or_paths(config: Config) -> None:
     with pytest.raises(ValueError, match="paths and hub exclude each other"):
         config({"paths": ["x"], "hub": {"id": "y"}})
-    with pytest.raises(ValueError, match="nothing to read"):
+    with pytest.raises(ValueError, match="no input"):
         config({})
     assert issubclass(ConfigError, Exception)
 
