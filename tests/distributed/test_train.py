@@ -98,8 +98,8 @@ def test_a_finished_run_is_left_alone_and_another_one_refused(run_file):
         status, errors = finish(process)
     assert status == 2
     assert errors.count("error:") == 1, errors  # two ranks, one message
-    assert "optim.lr: 0.01 in the run so far, 0.02 now" in errors
-    assert "train.steps: 40 in the run so far, 50 now" in errors
+    assert "optim.lr: 0.01 in the existing run, 0.02 now" in errors
+    assert "train.steps: 40 in the existing run, 50 now" in errors
     assert "log_every" not in errors
     assert "Traceback" not in errors
     assert (run_dir / "metrics.jsonl").read_bytes() == before

@@ -88,7 +88,7 @@ def test_what_is_foretold_happens(run_file, tiny_dataset):
     assert "complete at step 22" in rows["run_dir"]["message"]
     assert after["starts_at_step"] == 22
     _, rows = checked(run_file, "seed=2", status=2)
-    assert "seed: 1234 in the run so far, 2 now" in rows["run_dir"]["message"]
+    assert "seed: 1234 in the existing run, 2 now" in rows["run_dir"]["message"]
 
 
 def test_what_will_not_work_is_red_and_all_of_it_is_told(run_file):

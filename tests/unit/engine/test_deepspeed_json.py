@@ -49,11 +49,11 @@ def test_the_users_keys_are_merged_in():
     ("extra", "names"),
     [
         ({"zero_optimization": {"stage": 3}}, r"engine\.extra\.zero_optimization\.stage=3.*1"),
-        ({"gradient_clipping": 5.0}, r"gradient_clipping.*set optim\.grad_clip instead"),
+        ({"gradient_clipping": 5.0}, r"gradient_clipping.*Set optim\.grad_clip instead"),
         ({"zero_optimization": {"round_robin_gradients": True}}, r"round_robin_gradients=True"),
         ({"bf16": {"enabled": True}}, r"engine\.extra\.bf16\.enabled"),
         ({"bf16": True}, r"engine\.extra\.bf16=True"),
-        ({"optimizer": {"type": "Adam"}}, r"engine\.extra\.optimizer.*set optim instead"),
+        ({"optimizer": {"type": "Adam"}}, r"engine\.extra\.optimizer.*Set optim instead"),
         ({"train_batch_size": 4}, r"train\.global_batch_size"),
         ({"steps_per_print": 0}, r"engine\.extra\.steps_per_print=0: expected"),
     ],
