@@ -288,7 +288,7 @@ def test_prefix_by_the_tokenizer(make, tokenizer, tmp_path):
         assert fast(text).input_ids == [tokenizer.end_of_text, *ids]
         assert fast(text, add_special_tokens=False).input_ids == ids
         assert fast.decode(fast(text).input_ids, skip_special_tokens=True) == text
-    assert "puts it there by itself" in (tmp_path / "README.md").read_text()
+    assert "The tokenizer adds it" in (tmp_path / "README.md").read_text()
 
 
 def test_weights_are_split_by_size(make, tokenizer, tmp_path):
