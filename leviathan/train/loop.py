@@ -158,7 +158,7 @@ def _run(
             f"{signal.reason()}: checkpoint saved at step {done:,}. Run the same command to resume."
         )
     else:
-        skipped = f", {metrics.skipped:,} of them skipped" if metrics.skipped else ""
+        skipped = f" ({metrics.skipped:,} steps skipped)" if metrics.skipped else ""
         say(f"{config.run_dir}: complete at step {steps:,}{skipped}.")
         if metrics.skipped_in_a_row:
             say(

@@ -172,8 +172,7 @@ class _Wandb:
                 return self._wandb.init(mode="online", **wishes)
             except Exception as error:
                 say(
-                    f"warning: wandb cannot be reached, logging offline: "
-                    f"{str(error).splitlines()[0]}",
+                    f"warning: wandb is unreachable; logging offline: {str(error).splitlines()[0]}",
                     style="yellow",
                 )
                 self._wandb.teardown()  # it keeps the id of the run that failed to start

@@ -19,7 +19,7 @@ def test_tensor_parallel_losses_are_those_without_and_a_run_moves_between(run_fi
     assert status == 0, errors
     assert "Received SIGTERM: checkpoint saved at step" in errors
     first_half = curve(folder / "cut")
-    for run_dir, message in ((alone, "complete after"), (cut, "Resuming from")):
+    for run_dir, message in ((alone, "complete at step"), (cut, "Resuming from")):
         with launched("alone", run_file, run_dir, FSDP2) as process:
             status, errors = finish(process)
         assert status == 0, errors

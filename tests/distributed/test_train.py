@@ -91,7 +91,7 @@ def test_a_finished_run_is_left_alone_and_another_one_refused(run_file):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "already complete after 40 steps" in done.stderr
+    assert "already complete at step 40" in done.stderr
 
     other = (f"run_dir={run_dir}", "optim.lr=0.02", "train.steps=50", "train.log_every=7")
     with launched("deepspeed", run_file, *other) as process:

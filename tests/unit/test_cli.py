@@ -105,7 +105,7 @@ RUN = ["train", "configs/run/quickstart.yaml"]
         ),
         ([*RUN, "train.steps=0"], "0", "greater than 0"),
         ([*RUN, "train.steps=0"], "1", None),  # rank 0 says the same
-        (RUN, "x", "RANK=x: expected a whole number"),
+        (RUN, "x", "RANK=x: expected an integer"),
         (
             RUN,
             "7",

@@ -66,7 +66,7 @@ def test_one_update_is_enough_and_skipped_last_steps_are_warned_of(
     log = trained(run_config(steps=3))
     assert [line["skipped"] for line in log if "skipped" in line] == [0, 1, 2]
     shown = " ".join(capfd.readouterr().err.split())
-    assert "complete after 3 steps, 2 of them skipped" in shown
+    assert "complete at step 3 (2 steps skipped)" in shown
     assert "warning: the last 2 step(s) were skipped" in shown
 
 
