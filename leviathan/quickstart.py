@@ -322,7 +322,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         Quickstart(options.out, options.shards, TINY if options.tiny else Size()).run()
     except LeviathanError as error:
-        say(f"error[{error.code}]: {error}", style="red")
+        say(f"error: [{error.code}] {error}", style="red")
         return 2
     except KeyboardInterrupt:
         say("\nInterrupted. The same command again continues where it stopped.", style="yellow")

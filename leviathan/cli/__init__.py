@@ -71,6 +71,6 @@ def _fail(message: str, code: str, shared: bool = True) -> NoReturn:
     another = is_another_rank()
     if not (another and shared):
         who = f"rank {os.environ['RANK']}: " if another else ""
-        text = without_credentials(f"error[{code}]: {who}{message}")
+        text = without_credentials(f"error: [{code}] {who}{message}")
         console.print(text, style="red", markup=False)
     sys.exit(2)

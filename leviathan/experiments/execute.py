@@ -207,7 +207,7 @@ def _outcome(run_dir: Path) -> str:
 
 def _last_error(log: Path) -> str:
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith(("error[", "error: "))]
+    errors = [line for line in lines if line.startswith("error: ")]
     return (errors or lines or ["ended without a word"])[-1][:300] + f" ({log})"
 
 

@@ -215,7 +215,7 @@ class HeartbeatMonitor:
                 for rank, how in sorted(self._lost.items())[:16]
             )
             console.print(
-                f"error[parallel.rank_lost]: rank {self.mesh.rank} of {self.mesh.world_size}: "
+                f"error: [parallel.rank_lost] rank {self.mesh.rank} of {self.mesh.world_size}: "
                 f"{who}. {self.advice}",
                 style="red",
                 markup=False,

@@ -152,7 +152,7 @@ def test_tasks_of_two_ranks_are_those_of_one(trained, tmp_path):
 def test_ranks_refuse_with_one_message(trained, arguments, message):
     done = leviathan(2, *(trained[0] if word == "RUN" else word for word in arguments))
     assert done.returncode != 0  # torchrun's own is 1, with its table of failed ranks
-    message_text = [line for line in done.stderr.splitlines() if line.startswith("error[")]
+    message_text = [line for line in done.stderr.splitlines() if line.startswith("error: [")]
     assert len(message_text) == 1, done.stderr
     assert message in message_text[0]
     assert 'Traceback (most recent call last):\n  File "' + str(REPOSITORY) not in done.stderr

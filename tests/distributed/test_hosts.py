@@ -138,7 +138,7 @@ def test_deepspeed_loses_a_host_and_goes_on(hosts, folder, run_file, undisturbed
         status = process.wait(SOON_S + 60)
         print(f"the launcher ended after {time.monotonic() - lost_at:.1f} s")
     assert status != 0, text_of(log)
-    assert "error[parallel.rank_lost]: rank 0 of 2: rank 1 on node2" in text_of(log)
+    assert "error: [parallel.rank_lost] rank 0 of 2: rank 1 on node2" in text_of(log)
     wait_for(lambda: gone(ranks[1]), "rank 1 is still running", log, SOON_S)
     bring_back(hosts, how)
     assert hosts.processes("node1") == []

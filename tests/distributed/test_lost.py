@@ -53,7 +53,9 @@ def test_the_others_end_and_name_the_missing(run_file, case):
         status, errors = finish(process)
     print(f"{case}: the other rank ended after {ended_after:.1f} s")
     assert status != 0
-    assert f"error[parallel.rank_lost]: rank {1 - victim} of 2: rank {victim} on " in errors, errors
+    assert f"error: [parallel.rank_lost] rank {1 - victim} of 2: rank {victim} on " in errors, (
+        errors
+    )
     assert how in errors
     assert f"resume from the latest checkpoint in {run_dir}" in errors
     assert all(gone(pid) for pid in ranks)

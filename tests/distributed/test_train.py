@@ -59,7 +59,7 @@ def test_interrupted_and_resumed_equals_undisturbed(run_file):
     with launched("deepspeed", run_file, f"run_dir={disturbed}") as process:
         status, errors = finish(process)
     assert status == 0, errors
-    assert f"Skipping a damaged checkpoint: {tensors}" in errors
+    assert f"Skipping a corrupt checkpoint: {tensors}" in errors
     assert "Resuming from" in errors
     assert "step-00000010" in errors
 

@@ -72,7 +72,7 @@ def test_what_is_foretold_happens(run_file, tiny_dataset):
     steps = [line for line in log if "loss" in line]
     assert before["steps"] == steps[-1]["step"] == 22
     info = json.loads((tiny_dataset / "dataset.json").read_text())
-    rows_read = before["epochs"] * info["splits"]["train"]["findings"]
+    rows_read = before["epochs"] * info["splits"]["train"]["rows"]
     assert rows_read == pytest.approx(22 * 8)
     assert before["tokens"] == pytest.approx(steps[-1]["tokens"], rel=0.01)  # the last row is short
     described = json.loads((run_dir / "run.json").read_text())

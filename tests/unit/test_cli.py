@@ -91,17 +91,17 @@ RUN = ["train", "configs/run/quickstart.yaml"]
         (
             ["prep", "nofile.yaml", "executor=rank"],
             "1",
-            "error[config.not_found]: nofile.yaml: no such",
+            "error: [config.not_found] nofile.yaml: no such",
         ),
         (
             ["data", "verify", "no/such/folder"],
             "1",
-            "error[dataset.not_found]: no dataset at no/such/folder",
+            "error: [dataset.not_found] no dataset at no/such/folder",
         ),
         (
             ["data", "merge", "no/such/folder"],
             "x",
-            "error[merge.no_slices]: no/such/folder holds no slices",
+            "error: [merge.no_slices] no/such/folder holds no slices",
         ),
         ([*RUN, "train.steps=0"], "0", "greater than 0"),
         ([*RUN, "train.steps=0"], "1", None),  # rank 0 says the same
@@ -109,7 +109,7 @@ RUN = ["train", "configs/run/quickstart.yaml"]
         (
             RUN,
             "7",
-            "error[launch_env.invalid]: rank 7: environment variable RANK=7: expected",
+            "error: [launch_env.invalid] rank 7: environment variable RANK=7: expected",
         ),
     ],
 )

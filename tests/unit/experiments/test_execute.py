@@ -77,7 +77,7 @@ def test_one_failure_keeps_no_other_run_from_being_done(tmp_path: Path, tiny_dat
     path = tiny(tmp_path, tiny_dataset, arms | {"codes": {"model.embedding.kind": "binary_codes"}})
     with pytest.raises(
         LeviathanError,
-        match=r"1 of 2 runs failed(.|\n)*tied-s1234: error\[dataset.not_found\]: .*nowhere",
+        match=r"1 of 2 runs failed(.|\n)*tied-s1234: error: \[dataset.not_found\] .*nowhere",
     ):
         run_experiment(load_experiment(path))
     assert load_experiment(path).runs[1].is_complete

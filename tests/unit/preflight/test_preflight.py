@@ -141,7 +141,7 @@ def test_a_folder_where_a_run_is_at_work_is_refused(tmp_path):
     assert only(report)[0] == "ok"
     with (
         lock_run_dir(config.run_dir, Alone()),
-        pytest.raises(ConfigError, match="is training there"),
+        pytest.raises(ConfigError, match="is training in this directory"),
     ):
         check_run_dir(Report(), config, None)
 
