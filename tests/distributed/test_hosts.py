@@ -148,7 +148,7 @@ def test_deepspeed_loses_a_host_and_goes_on(hosts, folder, run_file, undisturbed
         os.kill(ranks_of(folder)[0], signal.SIGUSR1)
         assert process.wait(PATIENCE_S) == 0, text_of(log)
     assert "Resuming from" in text_of(log)
-    assert "Received SIGTERM: checkpoint saved at step" in text_of(log)
+    assert ": checkpoint saved at step" in text_of(log)
 
     with launch(hosts, folder, run_file, "hostfile", *options) as (process, log):
         if remote == "ssh":  # the launcher itself receives SIGTERM and forwards it
@@ -156,7 +156,7 @@ def test_deepspeed_loses_a_host_and_goes_on(hosts, folder, run_file, undisturbed
             (command,) = filter(is_launch, hosts.processes("node1"))
             os.kill(command, signal.SIGTERM)
             assert process.wait(PATIENCE_S) == 0, text_of(log)
-            assert "Received SIGTERM: checkpoint saved at step" in text_of(log)
+            assert ": checkpoint saved at step" in text_of(log)
         else:
             assert process.wait(PATIENCE_S) == 0, text_of(log)
     if remote == "ssh":
@@ -200,7 +200,7 @@ def test_torchrun_goes_on_by_itself_with_what_is_left(hosts, folder, run_file, u
         assert process.wait(PATIENCE_S) == 0, text_of(log)
         assert back.wait(PATIENCE_S) == 0, text_of(other)
     assert "rank 1 on node2 disconnected" in text_of(log)
-    assert "Received SIGTERM: checkpoint saved at step" in text_of(log) + text_of(other)
+    assert ": checkpoint saved at step" in text_of(log) + text_of(other)
     both = curve(folder / "run").keys() & undisturbed.keys()
     assert len(both) > 15 * 4
     assert {key: curve(folder / "run")[key] for key in both} == pytest.approx(

