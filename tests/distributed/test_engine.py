@@ -21,9 +21,9 @@ from engine_checks import (
     check_resumes_in_place,
     check_skips,
 )
+from errors import raises_error
 from ranks import run_ranks
 
-from leviathan.errors import ConfigError
 from leviathan.train.loop import new_model
 
 KINDS = [TIED, ALBERT, LEVIATHAN]
@@ -83,11 +83,9 @@ def check_refused(tmp_path, mesh):
         ({"zero_optimization": {"overlap_comm": "maybe"}}, "overlap_comm"),
         ({"data_types": {"grad_accum_dtype": "int3"}}, "int3"),
     ]:
-        with pytest.raises(ConfigError, match=rf"engine\.extra: DeepSpeed cannot .*{named}"):
+        with raises_error("engine.invalid_extra", named):
             build(config(tmp_path, TIED, {"kind": "deepspeed", "extra": extra}), mesh)
-    with pytest.raises(
-        ConfigError, match=r"engine\.dp_replicate=3 does not divide the 2 data-para"
-    ):
+    with raises_error("parallel.indivisible", "engine.dp_replicate=3", "2 data-parallel"):
         build(config(tmp_path, TIED, {"kind": "fsdp2", "dp_replicate": 3}), mesh)
 
 
