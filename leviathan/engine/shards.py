@@ -51,7 +51,7 @@ class OptimizerShard:
             return replace(self, copy=copy, copies=self.copies * peers.size)
         offsets = [0] * len(self.shape)
         offsets[cut.dim] = peers.rank * self.shape[cut.dim]
-        return replace(self, within=Chunk(tuple(offsets), self.shape))
+        return replace(self, chunk=Chunk(tuple(offsets), self.shape))
 
     @property
     def weight(self) -> Tensor:

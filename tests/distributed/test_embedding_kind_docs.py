@@ -52,7 +52,7 @@ def run(copy, *words, folder=None):
     return done.stdout
 
 
-def test_its_code_is_in_the_houses_style(changed):
+def test_its_code_passes_ruff(changed):
     files = [NEW_FILE, "leviathan/config/embedding.py", "leviathan/model/embedding/__init__.py"]
     for task in (["check"], ["format", "--check"]):
         run(changed, "ruff", *task, *files, "leviathan/export/model_card.py", "tests/unit/model")

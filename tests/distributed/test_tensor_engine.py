@@ -90,7 +90,7 @@ def check_copies(tmp_path, mesh, engines=IN_SHORT):
         mine = {
             prefix + shard.name: held.clone()
             for shard in engine._state._shards
-            if shard.within is None
+            if shard.chunk is None
             for prefix, held in shard.tensors(engine._adamw).items()
         }
         held = mesh.gather((mesh.dp_rank, mine))

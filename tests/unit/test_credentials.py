@@ -1,6 +1,7 @@
 """What hides in URLs, and what only looks like it."""
 
 import pytest
+from errors import raises_error
 
 from leviathan.config.load import dump_config, load_config
 from leviathan.config.schema import DataConfig, PrepConfig
@@ -79,5 +80,5 @@ def test_a_stored_url_says_that_it_is_incomplete(tmp_path):
     url = f"https://me:{SECRET}@host/set"
     stored = dump_config(DataConfig(path=tmp_path, remote=url))
     assert SECRET not in stored
-    with pytest.raises(DataError, match="give the URL again, with its password"):
+    with raises_error("url.hidden_credentials", "URL"):
         open_dataset(DataConfig(path=tmp_path, remote=without_credentials(url)))

@@ -82,15 +82,15 @@ def test_another_run_begins_with_the_weights_and_nothing_else(tiny_dataset, tmp_
 @pytest.mark.parametrize(
     ("embedding", "changes", "key"),
     [
-        ({"kind": "tied"}, {"n_heads": 2, "n_kv_heads": 2}, r"model\.n_heads: 4 .*, 2 here"),
-        ({"kind": "tied"}, {"n_kv_heads": 2}, r"model\.n_kv_heads: 4 .*, 2 here"),
-        ({"kind": "tied"}, {"embedding": {"kind": "untied"}}, r"embedding\.kind: tied .*, untied"),
-        (LEVIATHAN, {"embedding": {"latent_scale": "inside"}}, r"latent_scale: outside .*, inside"),
-        (LEVIATHAN, {"embedding": {"heads": 1, "rank": 6}}, r"embedding\.(heads|rank)"),
+        ({"kind": "tied"}, {"n_heads": 2, "n_kv_heads": 2}, "model.n_heads"),
+        ({"kind": "tied"}, {"n_kv_heads": 2}, "model.n_kv_heads"),
+        ({"kind": "tied"}, {"embedding": {"kind": "untied"}}, "embedding.kind"),
+        (LEVIATHAN, {"embedding": {"latent_scale": "inside"}}, r"latent_scale"),
+        (LEVIATHAN, {"embedding": {"heads": 1, "rank": 6}}, "embedding.rank"),
         (
             {"kind": "binary_codes"},
             {"embedding": {"embedding_init_std": 0.5}},
-            r"embedding_init_std: 0\.02 .*, 0\.5 here",
+            "embedding_init_std",
         ),
     ],
 )
@@ -100,7 +100,7 @@ def test_another_function_of_the_same_weights_is_refused(
     config = run_config(tiny_dataset, tmp_path / "run", embedding)
     save(config)
     other = second(config, **changes)
-    with pytest.raises(ConfigError, match=rf"(?s)init_from.*step-00000003.*{key}"):
+    with raises_error("init_from.other_model", "step-00000003", key):
         first_weights(other, mesh)
     report = Report()
     with report.catching("init_from"):
@@ -112,7 +112,7 @@ def test_heads_with_equal_shapes_are_refused(tiny_dataset, tmp_path, save, mesh)
     """4 heads with 2 key-value heads and 2 with 1 have the same projections."""
     config = run_config(tiny_dataset, tmp_path / "run", n_kv_heads=2)
     save(config)
-    with pytest.raises(ConfigError, match=r"(?s)model\.n_heads.*model\.n_kv_heads"):
+    with raises_error("init_from.other_model", "model.n_heads", "model.n_kv_heads"):
         first_weights(second(config, n_heads=2, n_kv_heads=1), mesh)
 
 
@@ -192,9 +192,7 @@ def test_weights_that_are_not_finite_are_refused(tiny_dataset, tmp_path, save, m
     monkeypatch.undo()
     source = first_weights(second(config), mesh)
     for read in (lambda: new_model(second(config), source), lambda: load_model(config.run_dir)):
-        with pytest.raises(
-            CheckpointError, match=r"not finite: model\.model\.norm\.weight \(16 of"
-        ):
+        with raises_error("checkpoint.not_finite", "model.model.norm.weight", "16"):
             read()
 
 

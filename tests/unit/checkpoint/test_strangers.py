@@ -8,13 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from errors import raises_error
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from leviathan.checkpoint.dcp import FlatShard, load_shards, save_shards, stored_shapes
 from leviathan.checkpoint.load import load_model
 from leviathan.config.load import load_config
 from leviathan.config.schema import ModelConfig, RunConfig
-from leviathan.errors import CheckpointError, ConfigError, DataError
+from leviathan.errors import CheckpointError
 from leviathan.evaluate.frequency import read_counts
 from leviathan.evaluate.llama_folder import read_llama_model
 
@@ -43,7 +44,7 @@ def proof(tmp_path):
 
 def test_metadata(tmp_path, proof):
     (tmp_path / ".metadata").write_bytes(pickle.dumps(Harmful(proof)))
-    with pytest.raises(CheckpointError, match=r"io\.open is not allowed in a checkpoint"):
+    with raises_error("checkpoint.corrupt", "io.open"):
         stored_shapes(tmp_path)
 
 
@@ -53,7 +54,7 @@ def test_harm_inside_true_metadata(tmp_path, proof):
     metadata = FileSystemReader(tmp_path).read_metadata()
     metadata.planner_data = Harmful(proof)
     (tmp_path / ".metadata").write_bytes(pickle.dumps(metadata))
-    with pytest.raises(CheckpointError, match=r"is not allowed in a checkpoint"):
+    with raises_error("checkpoint.save_failed"):
         load_shards([FlatShard("a", (4,), 0, torch.zeros(4))], tmp_path)
 
 
@@ -61,7 +62,7 @@ def test_harm_inside_true_metadata(tmp_path, proof):
 def test_no_function_is_admitted(tmp_path, name):
     module, _, function = name.rpartition(".")
     (tmp_path / ".metadata").write_bytes(f"c{module}\n{function}\n.".encode())
-    with pytest.raises(CheckpointError, match=r"is not allowed in a checkpoint"):
+    with raises_error("checkpoint.corrupt"):
         stored_shapes(tmp_path)
 
 
@@ -87,7 +88,7 @@ def test_tensors(tmp_path, proof):
 def test_configuration(tmp_path, proof):
     path = tmp_path / "run.yaml"
     path.write_text(f"run_dir: !!python/object/apply:builtins.open ['{proof}', 'w']\n")
-    with pytest.raises(ConfigError, match="not valid YAML"):
+    with raises_error("config.invalid_yaml", "YAML"):
         load_config(path, [], RunConfig)
 
 
@@ -95,7 +96,7 @@ def test_llama_folder(tmp_path, proof):
     torch.save({"a": Harmful(proof)}, tmp_path / "pytorch_model.bin")
     shutil.copyfile(tmp_path / "pytorch_model.bin", tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="expected a safetensors file"):
+    with raises_error("import.unreadable"):
         read_llama_model(tmp_path, LLAMA)
     with pytest.raises(CheckpointError):
         load_model(tmp_path)
@@ -104,5 +105,5 @@ def test_llama_folder(tmp_path, proof):
 def test_token_counts(tmp_path, proof):
     counts = np.array([Harmful(proof)], dtype=object)
     np.save(tmp_path / "token_counts.npy", counts, allow_pickle=True)
-    with pytest.raises(DataError, match="unreadable"):
+    with raises_error("token_counts.unreadable"):
         read_counts(tmp_path / "token_counts.npy", 1)

@@ -4,10 +4,10 @@ import re
 from pathlib import Path
 
 import pytest
+from errors import raises_error
 
 from leviathan.config.load import dump_config, load_config, parse_config
 from leviathan.config.schema import ModelConfig, ModelFile
-from leviathan.errors import ConfigError
 from leviathan.model.embedding import KINDS
 from leviathan.model.model_stats import count_params
 
@@ -73,13 +73,13 @@ def test_another_target():
 
 @pytest.mark.parametrize(("kind", "field"), [("albert", "width"), ("factored_mlp", "hidden")])
 def test_a_target_out_of_reach(kind, field):
-    with pytest.raises(ConfigError, match=f"model.embedding: no {field} comes near 1,000 param"):
+    with raises_error("config.invalid", "model.embedding", field, "1,000"):
         preset("400m", kind, "target_params=1000")
 
 
 def test_the_base_of_a_kind_with_digits_must_reach():
     for kind in ("leviathan", "leviathan_v1", "factored_mlp"):
-        with pytest.raises(ConfigError, match="125000, less than the 200376 ids"):
+        with raises_error("config.invalid", "125000", "200376"):
             preset("400m", kind, "base=50")
 
 

@@ -1,11 +1,11 @@
 """The kinds of engines, and deepspeed where none is named."""
 
 import pytest
+from errors import raises_error
 from pydantic import TypeAdapter
 
 from leviathan.config.load import load_config
 from leviathan.config.schema import DeepSpeedConfig, EngineChoice, Fsdp2Config, RunConfig
-from leviathan.errors import ConfigError
 
 RUN = """
 run_dir: run
@@ -33,28 +33,28 @@ def test_another_kind_keeps_what_both_have(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "expected"),
     [
         (
             ["engine.zero_stag=1"],
-            r"engine\.zero_stag: unknown.*mean engine\.zero_stage",
+            ("config.invalid", "engine.zero_stage"),
         ),
-        (["engine.zero_stage=5"], r"engine\.zero_stage: found 5, expected 0, 1, 2 or 3"),
-        (["engine.kind=fsdp"], r"engine\.kind: found kind 'fsdp'.*did you mean fsdp2"),
-        (["engine.kind=fsdp2", "engine.zero_stage=1"], r"engine\.zero_stage: unknown key"),
+        (["engine.zero_stage=5"], ("config.invalid", "engine.zero_stage")),
+        (["engine.kind=fsdp"], ("config.invalid", "engine.kind", "fsdp2")),
+        (["engine.kind=fsdp2", "engine.zero_stage=1"], ("config.invalid", "engine.zero_stage")),
         (
             ["engine.kind=fsdp2", "engine.dp_replicate=0"],
-            r"engine\.dp_replicate: found 0, expected",
+            ("config.invalid", "engine.dp_replicate"),
         ),
         (
             ["engine.zero_stage=0", "engine.offload_optimizer=true"],
-            r"offload_optimizer needs",
+            ("config.invalid", "offload_optimizer"),
         ),
-        (["engine=3"], r"engine: found 3, expected a section"),
+        (["engine=3"], ("config.invalid",)),
     ],
 )
-def test_what_is_wrong_is_named_without_the_kind(tmp_path, overrides, said):
-    with pytest.raises(ConfigError, match=said):
+def test_what_is_wrong_is_named_without_the_kind(tmp_path, overrides, expected):
+    with raises_error(*expected):
         load(tmp_path, *overrides)
 
 

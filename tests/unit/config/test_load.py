@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from errors import raises_error
 
 from leviathan.config.load import dump_config, load_config, parse_config
 from leviathan.config.schema import LeviathanConfig, PrepConfig, RunConfig, TiedConfig
@@ -171,7 +172,7 @@ def test_another_sort_of_configuration_is_one_sentence():
     assert "found a run configuration" in str(caught.value)
     assert "expected a dataset configuration" in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
-    with pytest.raises(ConfigError, match="found a dataset configuration"):
+    with raises_error("config.wrong_type"):
         load_config("configs/data/quickstart.yaml", [], RunConfig)
 
 

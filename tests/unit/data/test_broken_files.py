@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from errors import raises_error
 
 from leviathan.config.schema import PrepConfig
 from leviathan.data.format import DatasetInfo
 from leviathan.data.mds import ShardReader
 from leviathan.data.prepare import prepare
 from leviathan.data.tokenizer import load_tokenizer
-from leviathan.errors import DataError
 
 SAME_20 = ["reference.jsonl.zst", "same20.plain.jsonl", "same20.jsonl.gz", "same20.parquet"]
 
@@ -88,7 +88,7 @@ def test_valid_files(run: Run, expected: dict[str, Any], file: str) -> None:
 @pytest.mark.parametrize("file", ["truncated.jsonl.zst", "truncated_at_frame_header.jsonl.zst"])
 @pytest.mark.parametrize("policy", ["fail", "quarantine"])
 def test_truncated(run: Run, tmp_path: Path, file: str, policy: str) -> None:
-    with pytest.raises(DataError, match=f"{file}.*truncated"):
+    with raises_error("source.truncated", file):
         run(file, on_error=policy)
     assert not list(tmp_path.rglob("*.json"))
 
@@ -102,7 +102,7 @@ def test_truncated(run: Run, tmp_path: Path, file: str, policy: str) -> None:
     ],
 )
 def test_bad_lines(run: Run, expected: dict[str, Any], file: str, line: int, bad: int) -> None:
-    with pytest.raises(DataError, match=f"{file}:{line}: "):
+    with raises_error("record.rejected", f"{file}:{line}"):
         run(file)
     result, _, out = run(file, on_error="quarantine")
     assert result["documents"] == expected[file]["good_documents"]
@@ -113,7 +113,7 @@ def test_bad_lines(run: Run, expected: dict[str, Any], file: str, line: int, bad
 
 @pytest.mark.parametrize("file", ["empty_frame.jsonl.zst", "zero_bytes.jsonl.zst"])
 def test_empty(run: Run, tmp_path: Path, file: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(DataError, match="no documents"):
+    with raises_error("prep.no_documents"):
         run(file)
     assert not list(tmp_path.rglob("*.json"))
     result, _, _ = run(file, "reference.jsonl.zst")
@@ -191,7 +191,7 @@ def test_formats(run: Run, formats: Path, tmp_path: Path, monkeypatch: pytest.Mo
         source = {"paths": [path], "subsets": {"exclude": ["Alpha"]}}
         assert run(source=source)[0]["documents"] == 20, name
     bad = str(formats / "invalid_utf8_text.parquet")
-    with pytest.raises(DataError, match=r"invalid_utf8_text.parquet: row 10: .*byte 0xe9 at pos"):
+    with raises_error("record.rejected", "invalid_utf8_text.parquet", "10", "0xe9"):
         run(bad)
     result = run(bad, on_error="quarantine", max_reject_fraction=0.1)[0]
     assert (result["documents"], result["rejected"]) == (39, 1)

@@ -9,13 +9,13 @@ import numpy as np
 import psutil
 import pytest
 import zstandard
+from errors import raises_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import leviathan.data.encoders as encoders
 from leviathan.data.encoders import GigatokenEncoder, make_encoder
 from leviathan.data.tokenizer import Tokenizer, UnencodableText, load_tokenizer
-from leviathan.errors import DataError
 
 NAMES = ["o200k_base", "cl100k_base", "gpt2"]
 
@@ -188,7 +188,7 @@ def test_auto_falls_back_loudly(
     monkeypatch.setitem(sys.modules, "gigatoken.gigatoken_rs", None)
     assert make_encoder(tiny).backend == "tiktoken"
     assert "encoding with tiktoken, gigatoken cannot be used" in capsys.readouterr().err
-    with pytest.raises(DataError, match=r"backend gigatoken: it is not installed"):
+    with raises_error("encoder.unavailable"):
         make_encoder(tiny, "gigatoken")
 
 

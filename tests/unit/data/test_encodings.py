@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import tiktoken_ext.openai_public as openai_public
+from errors import raises_error
 
 import leviathan.data.encodings as encodings
 from leviathan.data.comparison_texts import FIXED_TEXTS
@@ -82,28 +83,28 @@ META: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("meta", "message"),
     [
-        (META | {"patern": "x"}, "unknown key 'patern'"),
-        ({"name": "a", "pattern": "x"}, "the key 'special_tokens' is missing"),
-        (META | {"pattern": "("}, "cannot create the tokenizer"),
-        (META | {"pattern": "[a-z]+"}, "does not match every character"),
-        (META | {"pattern": "x*"}, "does not match every character"),
-        (META | {"pattern": 7}, "name and pattern must be strings"),
-        (META | {"special_tokens": {"<|x|>": 257}}, r"has no <\|endoftext\|> token"),
-        (META | {"special_tokens": {END_OF_TEXT: "257"}}, "must map names to ids"),
-        (META | {"special_tokens": {END_OF_TEXT: -1}}, "must map names to ids"),
+        (META | {"patern": "x"}, ("tokenizer.unknown_key", "patern")),
+        ({"name": "a", "pattern": "x"}, ("tokenizer.corrupt", "special_tokens")),
+        (META | {"pattern": "("}, ("tokenizer.invalid",)),
+        (META | {"pattern": "[a-z]+"}, ("tokenizer.loses_text",)),
+        (META | {"pattern": "x*"}, ("tokenizer.loses_text",)),
+        (META | {"pattern": 7}, ("tokenizer.corrupt",)),
+        (META | {"special_tokens": {"<|x|>": 257}}, ("tokenizer.no_end_of_text", "<|endoftext|>")),
+        (META | {"special_tokens": {END_OF_TEXT: "257"}}, ("tokenizer.corrupt",)),
+        (META | {"special_tokens": {END_OF_TEXT: -1}}, ("tokenizer.corrupt",)),
         (
             META | {"special_tokens": {END_OF_TEXT: 5}},
-            "the id 5 of '<.endoftext.>' is already used",
+            ("tokenizer.duplicate_id",),
         ),
-        (META | {"end_of_text": 259}, "end_of_text is 259, but the tokenizer has only 259 ids"),
-        (META | {"fingerprint": "0" * 64}, "fingerprint"),
-        ([META], "expected a JSON object"),
+        (META | {"end_of_text": 259}, ("tokenizer.corrupt", "end_of_text", "259")),
+        (META | {"fingerprint": "0" * 64}, ("tokenizer.mismatch",)),
+        ([META], ("tokenizer.corrupt", "JSON")),
     ],
 )
 def test_descriptions_that_cannot_be_used(tmp_path: Path, meta: Any, message: str) -> None:
     path = rank_file(tmp_path, b"ab")
     (tmp_path / "bare.meta.json").write_text(json.dumps(meta))
-    with pytest.raises(DataError, match=message):
+    with raises_error(*message):
         load_tokenizer(path)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import streaming
+from errors import raises_error
 
 from leviathan.data.mds import columns, read_shard
 from leviathan.data.mds_write import (
@@ -18,7 +19,6 @@ from leviathan.data.mds_write import (
     write_index,
     write_shard,
 )
-from leviathan.errors import DataError
 
 SHAPES = [(512, "uint32", 300), (1, "uint16", 50), (2000, "uint16", 40), (7, "uint32", 20_000)]
 
@@ -90,7 +90,7 @@ def test_a_shard_is_read_back(tmp_path: Path, seq_len: int, dtype: str, count: i
     content = path.read_bytes()
     for damaged in (content[:-1], content + b"x", b"", content[:3]):
         path.write_bytes(damaged)
-        with pytest.raises(DataError, match=r"shard.00003.mds: damaged"):
+        with raises_error("shard.corrupt", "shard.00003.mds"):
             read_shard(path, seq_len, dtype)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import streaming
+from errors import raises_error
 from prep_cases import hashes, shards, start_preparation, stream_of, wait_for_orphans
 
 from leviathan.config.schema import PrepConfig
@@ -17,7 +18,6 @@ from leviathan.data.mds import ShardReader
 from leviathan.data.prepare import duplicates, pack, prepare, stream_index, verify
 from leviathan.data.prepare.split import split_by_subset
 from leviathan.data.tokenizer import load_tokenizer
-from leviathan.errors import DataError
 
 Config = Callable[..., PrepConfig]
 ROWS = 40
@@ -225,18 +225,18 @@ def test_mixing_leaves_out_and_names_the_nearest(
     config: Config, two_subsets: list[str], tmp_path: Path
 ) -> None:
     source = {"source": {"paths": two_subsets}}
-    with pytest.raises(DataError, match=r"mixing: the corpus has no subset 'a'; did you mean 'A'"):
+    with raises_error("prep.unknown_subset", "a", "A"):
         prepare(config(**source, mixing={"a": 0}))
-    with pytest.raises(DataError, match=r"no subset 'Pile-CC'; it has A, B"):
+    with raises_error("prep.unknown_subset", "Pile-CC"):
         prepare(config(**source, mixing={"Pile-CC": 2}))
     # The slip cost no tokenizing.
     assert (tmp_path / "out/.prep/parts/00001").is_dir()
     wanted = config(**source, mixing={"A": 0})
     assert prepare(wanted)["splits"]["train"]["documents"] == 200
     assert all(text.startswith("b ") for text in documents_of(wanted.out))
-    with pytest.raises(DataError, match=r"another configuration.*mixing"):
+    with raises_error("prep.other_config"):
         prepare(config(**source))
-    with pytest.raises(DataError, match="no documents are left for training"):
+    with raises_error("prep.nothing_to_train_on"):
         prepare(config(**source, mixing={"A": 0, "B": 0}, out=tmp_path / "none"))
 
 
@@ -291,5 +291,5 @@ def test_split_by_subset_is_a_preparation_of_each(
     assert hashes(out) == before
     assert "subsets/a is complete" in capsys.readouterr().err
     prepare(whole.model_copy(update={"out": tmp_path / "x", "seq_len": 16}))
-    with pytest.raises(DataError, match="another configuration"):
+    with raises_error("prep.other_config"):
         split_by_subset(tmp_path / "x", out)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from errors import raises_error
 from prep_cases import hashes, shards, start_preparation
 
 from leviathan.config.schema import PrepConfig
@@ -16,7 +17,6 @@ from leviathan.data.format import DatasetInfo
 from leviathan.data.prepare import merge, prepare, verify
 from leviathan.data.prepare.slices import PrepSlice, read_slice
 from leviathan.data.prepare.workdir import lock_for_slice, lock_for_writing
-from leviathan.errors import ConfigError, DataError
 
 Config = Callable[..., PrepConfig]
 WORLD = 3
@@ -62,10 +62,10 @@ def test_folders_of_their_own(
     for rank, out in enumerate(outs):
         wanted = config(**source, executor="rank", out=out, deduplicate=True)
         assert here(wanted, rank, monkeypatch)["files"] == len(range(rank, 7, WORLD))
-    with pytest.raises(DataError, match=r"finished work \(slice 1 of 3\): when all .* data merge"):
+    with raises_error("dataset.not_found"):
         DatasetInfo.load(outs[1])
     out = tmp_path / "merged"
-    with pytest.raises(DataError, match=r"2 of 7 files are not tokenized yet: .*01.jsonl.zst, "):
+    with raises_error("merge.incomplete", "01.jsonl.zst"):
         merge(out, [outs[0], outs[2]])
     assert merge(out, outs) == expected
     assert hashes(out) == hashes(alone.out)
@@ -74,9 +74,9 @@ def test_folders_of_their_own(
     assert merge(out, outs) == expected  # again: it is complete, and made of these
     other = config(**source, executor="rank", out=tmp_path / "other", seq_len=16)
     here(other, 0, monkeypatch)
-    with pytest.raises(DataError, match="is complete, and was made of other files, or with ano"):
+    with raises_error("merge.other_config"):
         merge(out, [*outs, other.out])
-    with pytest.raises(DataError, match="nowhere does not exist"):
+    with raises_error("merge.not_found"):
         merge(out, [tmp_path / "nowhere"])
 
 
@@ -86,7 +86,7 @@ def test_a_lost_slice_is_named_and_made_again(
     wanted = config(**source, executor="rank")
     for rank in (0, 2):
         here(wanted, rank, monkeypatch)
-    with pytest.raises(DataError, match=r"2 of 7 files are not .*01.jsonl.zst, .*04.jsonl.zst"):
+    with raises_error("merge.incomplete", "01.jsonl.zst", "04.jsonl.zst"):
         merge(wanted.out, [])
     here(wanted, 1, monkeypatch)
     part = wanted.out / ".prep/parts/00004"
@@ -101,16 +101,16 @@ def test_one_writer_a_slice(
 ) -> None:
     wanted = config(**source, executor="rank")
     with lock_for_slice(wanted.out, 1, WORLD):
-        with pytest.raises(DataError, match=r"slice 1 of 3 of .* is being made by another process"):
+        with raises_error("prep.locked"):
             here(wanted, 1, monkeypatch)
         here(wanted, 0, monkeypatch)
-        with pytest.raises(DataError, match="another preparation is writing to"):
+        with raises_error("prep.locked"):
             merge(wanted.out, [])
-        with pytest.raises(DataError, match="another preparation is writing to"):
+        with raises_error("prep.locked"):
             prepare(config(**source))
     with (
         lock_for_writing(wanted.out),
-        pytest.raises(DataError, match="prepared or merged as a whole"),
+        raises_error("prep.locked"),
     ):
         here(wanted, 1, monkeypatch)
     here(wanted, 1, monkeypatch)
@@ -122,21 +122,21 @@ def test_one_writer_a_slice(
 def test_a_merge_refuses_what_does_not_belong_together(
     config: Config, source: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(DataError, match="holds no slices"):
+    with raises_error("merge.no_slices"):
         merge(tmp_path / "nowhere", [])
     outs = [tmp_path / f"rank{rank}" for rank in range(WORLD)]
     here(config(**source, executor="rank", out=outs[0]), 0, monkeypatch)
-    with pytest.raises(DataError, match="rank1 does not exist"):
+    with raises_error("merge.not_found", "rank1"):
         merge(outs[0], [outs[1]])
-    with pytest.raises(DataError, match="in holds no slice"):
+    with raises_error("merge.no_slices"):
         merge(outs[0], [tmp_path / "in"])
     here(config(**source, executor="rank", out=outs[1], seq_len=16), 1, monkeypatch)
-    with pytest.raises(DataError, match=r"rank1 was made of other files, or with another"):
+    with raises_error("merge.other_config", "rank1"):
         merge(outs[0], [outs[1]])
     folder = source | {"source": {"paths": [str(tmp_path / "in")]}}
     here(config(**folder, executor="rank"), 0, monkeypatch)
     (tmp_path / "in/99.jsonl").write_text('{"text": "late"}')
-    with pytest.raises(DataError, match=r"begun with other input files .*99.jsonl"):
+    with raises_error("prep.other_sources", "99.jsonl"):
         here(config(**folder, executor="rank"), 1, monkeypatch)
 
 
@@ -153,7 +153,7 @@ def test_bad_lines_are_counted_over_all_slices(
     strict = config(**source, executor="rank", max_reject_fraction=0.3, out=tmp_path / "s")
     for rank in range(WORLD):
         here(strict, rank, monkeypatch)
-    with pytest.raises(DataError, match="150 of 430 lines are bad"):
+    with raises_error("prep.too_many_rejects", "150", "430"):
         merge(strict.out, [])
 
 
@@ -180,10 +180,10 @@ def test_who_am_i(environment: dict[str, str], expected: PrepSlice) -> None:
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
-        ({}, "neither RANK and WORLD_SIZE nor SLURM_ARRAY_TASK_ID is set"),
-        ({"RANK": "1"}, "WORLD_SIZE is not set"),
-        ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK='x' is not a number"),
-        ({"RANK": "2", "WORLD_SIZE": "2"}, "slice 2 of 2 does not exist"),
+        ({}, ("slices.no_rank", "RANK", "WORLD_SIZE", "SLURM_ARRAY_TASK_ID")),
+        ({"RANK": "1"}, ("slices.no_rank", "WORLD_SIZE")),
+        ({"RANK": "x", "WORLD_SIZE": "2"}, ("slices.invalid_rank", "RANK=", "x")),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, ("slices.invalid_rank",)),
         (
             {
                 "SLURM_ARRAY_TASK_ID": "4",
@@ -191,12 +191,12 @@ def test_who_am_i(environment: dict[str, str], expected: PrepSlice) -> None:
                 "SLURM_ARRAY_TASK_MAX": "8",
                 "SLURM_ARRAY_TASK_COUNT": "3",
             },
-            "without steps or gaps",
+            ("slices.invalid_array",),
         ),
     ],
 )
 def test_launches_that_cannot_work(environment: dict[str, str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with raises_error(*message):
         read_slice(environment)
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import streaming
 import yaml
+from errors import raises_error
 
 from leviathan.checkpoint.manifest import file_names, fingerprint, write_manifest
 from leviathan.data.dataset import open_dataset
-from leviathan.errors import DataError
 from leviathan.evaluate.frequency import frequency
 from leviathan.evaluate.perplexity import perplexity
 from leviathan.evaluate.scoring import open_checkpoint, score_split
@@ -70,7 +70,7 @@ def test_counts_are_made_once(foreign: Any, tiny_dataset: Path) -> None:
 def test_what_cannot_be_scored(foreign: Any, make_run: Any, tiny_dataset: Path) -> None:
     run, folder = foreign
     shutil.rmtree(folder / "val")
-    with pytest.raises(DataError, match="val"):
+    with raises_error("dataset.no_split"):
         perplexity(run, folder)
-    with pytest.raises(DataError, match=r"dataset\.json"):  # no format is known for it
+    with raises_error("dataset.not_found", "dataset.json"):  # no format is known for it
         perplexity(make_run(tiny_dataset, name="other"), folder)

@@ -9,7 +9,6 @@ import pytest
 from errors import raises_error
 
 from leviathan.data.format import DatasetInfo
-from leviathan.errors import DataError
 from leviathan.evaluate.frequency import frequency, frequency_table, read_counts
 from leviathan.evaluate.frequency_buckets import SCALES, FrequencyBuckets, paired_difference
 from leviathan.evaluate.perplexity import perplexity
@@ -105,19 +104,19 @@ def test_everything_is_refused_before_anything_is_scored(
 @pytest.mark.parametrize(
     ("counts", "named"),
     [
-        (np.array([1, -1, 3]), "token id 1 has the count -1"),
-        (np.array([1.0, np.nan, 3.0]), "integer counts, found float64"),
-        (np.array([1.0, np.inf, 3.0]), "integer counts, found float64"),
-        (np.array([1.5, 1.5, 3.0]), "integer counts, found float64"),
-        (np.array([True, False, True]), "integer counts, found bool"),
-        (np.array([1, 2, 4]), "add up to 7, but the training split has 6 tokens"),
-        (np.array([1, 2, 3, 0]), "expected 3 counts"),
+        (np.array([1, -1, 3]), ("token_counts.invalid",)),
+        (np.array([1.0, np.nan, 3.0]), ("token_counts.invalid", "float64")),
+        (np.array([1.0, np.inf, 3.0]), ("token_counts.invalid", "float64")),
+        (np.array([1.5, 1.5, 3.0]), ("token_counts.invalid", "float64")),
+        (np.array([True, False, True]), ("token_counts.invalid",)),
+        (np.array([1, 2, 4]), ("token_counts.invalid",)),
+        (np.array([1, 2, 3, 0]), ("token_counts.invalid",)),
     ],
 )
 def test_what_are_no_counts_is_refused(tmp_path: Path, counts: np.ndarray, named: str) -> None:
     path = tmp_path / "token_counts.npy"
     np.save(path, counts)
-    with pytest.raises(DataError, match=named):
+    with raises_error(*named):
         read_counts(path, 3, 6)
     np.save(path, np.array([1, 2, 3], np.uint16))
     assert read_counts(path, 3, 6).tolist() == [1, 2, 3]

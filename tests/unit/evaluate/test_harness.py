@@ -9,7 +9,6 @@ import torch
 from errors import raises_error
 from lm_eval.api.instance import Instance
 
-from leviathan.errors import DataError
 from leviathan.evaluate.harness import LeviathanLM, results_table, run_tasks
 from leviathan.evaluate.scoring import LoadedCheckpoint, open_checkpoint
 
@@ -297,21 +296,24 @@ ITEM = {"context": "x", "choices": ["a", "b"], "answer": 0}
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("", "contains no items"),
-        ("hello", r"choices.jsonl:1: not JSON"),
-        (json.dumps({"a": 1}), "expected the columns context, choices and answer, found a"),
-        (json.dumps({"context": "x", "choices": ["a", "b"]}), "found context, choices"),
-        (json.dumps(ITEM | {"context": None}), "context: expected a string, found None"),
-        (json.dumps(ITEM | {"choices": "ab"}), "choices: expected a list of two or more strings"),
-        (json.dumps(ITEM | {"choices": ["a", ""]}), "choices: expected a list of two or more"),
-        (json.dumps(ITEM) + "\n" + json.dumps(ITEM | {"answer": 2}), "jsonl:2: answer: .*0 to 1"),
+        ("", ("tasks.empty",)),
+        ("hello", ("tasks.invalid_record", "choices.jsonl:1", "JSON")),
+        (json.dumps({"a": 1}), ("tasks.invalid_record",)),
+        (json.dumps({"context": "x", "choices": ["a", "b"]}), ("tasks.invalid_record",)),
+        (json.dumps(ITEM | {"context": None}), ("tasks.invalid_record",)),
+        (json.dumps(ITEM | {"choices": "ab"}), ("tasks.invalid_record",)),
+        (json.dumps(ITEM | {"choices": ["a", ""]}), ("tasks.invalid_record",)),
+        (
+            json.dumps(ITEM) + "\n" + json.dumps(ITEM | {"answer": 2}),
+            ("tasks.invalid_record", "jsonl:2"),
+        ),
     ],
 )
 def test_items_that_would_be_scored_as_something_else(
     runs: dict[str, Path], tmp_path: Path, content: str, reason: str
 ) -> None:
     (tmp_path / "choices.jsonl").write_text(content)
-    with pytest.raises(DataError, match=reason):
+    with raises_error(*reason):
         run_tasks(runs["tied"], ["next_line"], tmp_path)
 
 

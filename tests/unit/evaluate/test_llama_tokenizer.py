@@ -12,17 +12,16 @@ from llama_folders import BOS, EOS, EXTRA, SHAPES, edit_json, llama3, write_toke
 
 from leviathan.data.id_comparison import comparison_texts
 from leviathan.data.tokenizer import END_OF_TEXT
-from leviathan.errors import CheckpointError
 from leviathan.evaluate.llama_tokenizer import read_llama_tokenizer
 
 # Shape → what a refusal must name; None: it is accepted.
 OUTCOMES: dict[str, list[str] | None] = {
     "llama3": None,
-    "gpt_neox": ["normalizer is NFC", "pre_tokenizer is ByteLevel"],
-    "qwen": ["normalizer is NFC"],
-    "smollm": ["pre_tokenizer is Digits, ByteLevel"],
-    "llama2": ["normalizer is Sequence[Prepend, Replace]", "model.byte_fallback is True"],
-    "gemma": ["normalizer is Replace", "pre_tokenizer is Split", "model.byte_fallback is True"],
+    "gpt_neox": ["normalizer", "NFC", "pre_tokenizer"],
+    "qwen": ["normalizer", "NFC"],
+    "smollm": ["pre_tokenizer", "Digits"],
+    "llama2": ["normalizer", "model.byte_fallback"],
+    "gemma": ["normalizer", "pre_tokenizer", "model.byte_fallback"],
 }
 
 
@@ -32,10 +31,8 @@ def test_equal_ids_or_a_refusal_by_name(shape: str, tmp_path: Path) -> None:
 
     folder, refusal = write_tokenizer(tmp_path, SHAPES[shape]()), OUTCOMES[shape]
     if refusal is not None:
-        with pytest.raises(CheckpointError) as error:
+        with raises_error("import.unsupported_tokenizer", *refusal):
             read_llama_tokenizer(folder)
-        for name in refusal:
-            assert name in str(error.value)
         return
     tokenizer = read_llama_tokenizer(folder)
     original = AutoTokenizer.from_pretrained(folder)
@@ -60,128 +57,128 @@ def parts(content: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 TOKENIZER_CHANGES: dict[str, tuple[Change, str]] = {
-    "normalizer": (lambda c: c.update(normalizer={"type": "NFC"}), "normalizer is NFC"),
+    "normalizer": (lambda c: c.update(normalizer={"type": "NFC"}), "normalizer"),
     "lowercase": (
         lambda c: c.update(normalizer={"type": "Sequence", "normalizers": [{"type": "Lowercase"}]}),
-        r"normalizer is Sequence\[Lowercase\]",
+        "normalizer",
     ),
     "prefix space": (
         lambda c: parts(c)[1].update(add_prefix_space=True),
-        r"pre_tokenizer.ByteLevel.add_prefix_space is True",
+        "pre_tokenizer.ByteLevel.add_prefix_space",
     ),
     "use_regex": (
         lambda c: parts(c)[1].update(use_regex=True),
-        r"pre_tokenizer.ByteLevel.use_regex is True",
+        "pre_tokenizer.ByteLevel.use_regex",
     ),
     "use_regex by default": (
         lambda c: parts(c)[1].pop("use_regex"),
-        r"pre_tokenizer.ByteLevel.use_regex is True",
+        "pre_tokenizer.ByteLevel.use_regex",
     ),
     "behavior": (
         lambda c: parts(c)[0].update(behavior="Removed"),
-        r"pre_tokenizer.Split.behavior is 'Removed'",
+        "pre_tokenizer.Split.behavior",
     ),
-    "invert": (lambda c: parts(c)[0].update(invert=True), r"pre_tokenizer.Split.invert is True"),
+    "invert": (lambda c: parts(c)[0].update(invert=True), "pre_tokenizer.Split.invert"),
     "string pattern": (
         lambda c: parts(c)[0].update(pattern={"String": " "}),
-        r"pre_tokenizer.Split.pattern is \{'String': ' '\}",
+        "pre_tokenizer.Split.pattern",
     ),
     "digits": (
         lambda c: parts(c).insert(0, {"type": "Digits", "individual_digits": True}),
-        r"pre_tokenizer is Digits, Split, ByteLevel",
+        "pre_tokenizer",
     ),
-    "two splits": (lambda c: parts(c).insert(0, parts(c)[0]), r"pre_tokenizer is Split, Split"),
-    "dropout": (lambda c: c["model"].update(dropout=0.1), r"model.dropout is 0.1"),
+    "two splits": (lambda c: parts(c).insert(0, parts(c)[0]), "pre_tokenizer"),
+    "dropout": (lambda c: c["model"].update(dropout=0.1), "model.dropout"),
     "byte fallback": (
         lambda c: c["model"].update(byte_fallback=True),
-        r"model.byte_fallback is True",
+        "model.byte_fallback",
     ),
     "word end": (
         lambda c: c["model"].update(end_of_word_suffix="</w>"),
-        r"model.end_of_word_suffix is '</w>'",
+        "model.end_of_word_suffix",
     ),
     "subword prefix": (
         lambda c: c["model"].update(continuing_subword_prefix="##"),
-        r"model.continuing_subword_prefix is '##'",
+        "model.continuing_subword_prefix",
     ),
-    "new field": (lambda c: c["model"].update(novelty=1), r"model.novelty: unknown field"),
-    "new component": (lambda c: c.update(novelty={}), r"novelty: unknown component"),
-    "model": (lambda c: c["model"].update(type="Unigram"), r"model.type is 'Unigram'"),
-    "truncation": (lambda c: c.update(truncation={"max_length": 4}), r"truncation is "),
-    "padding": (lambda c: c.update(padding={"strategy": "BatchLongest"}), r"padding is "),
-    "decoder": (lambda c: c.update(decoder={"type": "Fuse"}), r"decoder is Fuse"),
+    "new field": (lambda c: c["model"].update(novelty=1), "model.novelty"),
+    "new component": (lambda c: c.update(novelty={}), "novelty"),
+    "model": (lambda c: c["model"].update(type="Unigram"), "model.type"),
+    "truncation": (lambda c: c.update(truncation={"max_length": 4}), "truncation"),
+    "padding": (lambda c: c.update(padding={"strategy": "BatchLongest"}), "padding"),
+    "decoder": (lambda c: c.update(decoder={"type": "Fuse"}), "decoder"),
     "ordinary added token": (
         lambda c: c["added_tokens"][2].update(special=False),
-        r"added_tokens\[502\] '<\|eot_id\|>': special is False",
+        "added_tokens[502]",
     ),
     "end in the template": (
         lambda c: c["post_processor"]["processors"][1]["single"].append(
             {"SpecialToken": {"id": EOS, "type_id": 0}}
         ),
-        r"post_processor.TemplateProcessing.single puts .*'\$A', '<\|end_of_text\|>'\]",
+        "post_processor.TemplateProcessing.single",
     ),
     "other post-processor": (
         lambda c: c.update(post_processor={"type": "BertProcessing", "sep": [EOS, 501]}),
-        r"post_processor is BertProcessing",
+        "post_processor",
     ),
     "order of merges": (
         lambda c: c["model"]["merges"].reverse(),
-        r"model.merges\[\d+\]: .* tiktoken merges in the order of ids",
+        "model.merges",
     ),
     "unreachable token": (
         lambda c: (c["model"]["merges"].pop(), c["model"].update(ignore_merges=False)),
-        r"model.merges do not produce .* \(id 499\)",
+        "model.merges",
     ),
     "missing byte": (
         lambda c: c["model"]["vocab"].pop("A"),
-        r"model.vocab: 1 of the 256 single bytes are missing, the first 0x41",
+        "model.vocab",
     ),
     "no byte": (
         lambda c: c["model"]["vocab"].update({"▁x": 600}),
-        r"model.vocab: '▁x' contains '▁', which does not represent a byte",
+        "model.vocab",
     ),
 }
 CONFIG_CHANGES: dict[str, tuple[Change, str]] = {
     "class": (
         lambda c: c.update(tokenizer_class="LlamaTokenizer"),
-        "tokenizer_class is 'LlamaTokenizer'",
+        "tokenizer_class",
     ),
-    "no class": (lambda c: c.pop("tokenizer_class"), "tokenizer_class is None"),
-    "prefix space": (lambda c: c.update(add_prefix_space=True), "add_prefix_space is True"),
-    "end added": (lambda c: c.update(add_eos_token=True), "add_eos_token is True"),
-    "code": (lambda c: c.update(auto_map={"AutoTokenizer": "t.T"}), "auto_map is"),
-    "no end": (lambda c: c.pop("eos_token"), "eos_token is missing"),
+    "no class": (lambda c: c.pop("tokenizer_class"), "tokenizer_class"),
+    "prefix space": (lambda c: c.update(add_prefix_space=True), "add_prefix_space"),
+    "end added": (lambda c: c.update(add_eos_token=True), "add_eos_token"),
+    "code": (lambda c: c.update(auto_map={"AutoTokenizer": "t.T"}), "auto_map"),
+    "no end": (lambda c: c.pop("eos_token"), "eos_token"),
     "unknown end": (
         lambda c: c.update(eos_token="</s>"),
-        "eos_token '</s>' is not a special token",
+        "eos_token",
     ),
-    "unknown beginning": (lambda c: c.update(bos_token="<s>"), "bos_token '<s>' is not a special"),
+    "unknown beginning": (lambda c: c.update(bos_token="<s>"), "bos_token"),
     "another id": (
         lambda c: c.update(added_tokens_decoder={"7": {"content": EXTRA, "special": True}}),
-        r"added_tokens_decoder\[7\] is '<\|eot_id\|>'",
+        "added_tokens_decoder[7]",
     ),
     "matched in text": (
         lambda c: c.update(added_tokens_decoder={"502": {"content": EXTRA, "special": False}}),
-        r"added_tokens_decoder\[502\] .* special=False",
+        "added_tokens_decoder[502]",
     ),
 }
 
 
 @pytest.mark.parametrize("name", TOKENIZER_CHANGES)
 def test_every_field_of_tokenizer_json(name: str, good: Path, tmp_path: Path) -> None:
-    change, message = TOKENIZER_CHANGES[name]
+    change, field = TOKENIZER_CHANGES[name]
     shutil.copytree(good, tmp_path, dirs_exist_ok=True)
     edit_json(tmp_path / "tokenizer.json", change)
-    with pytest.raises(CheckpointError, match=message):
+    with raises_error("import.unsupported_tokenizer", field):
         read_llama_tokenizer(tmp_path)
 
 
 @pytest.mark.parametrize("name", CONFIG_CHANGES)
 def test_every_key_of_tokenizer_config_json(name: str, good: Path, tmp_path: Path) -> None:
-    change, message = CONFIG_CHANGES[name]
+    change, key = CONFIG_CHANGES[name]
     shutil.copytree(good, tmp_path, dirs_exist_ok=True)
     edit_json(tmp_path / "tokenizer_config.json", change)
-    with pytest.raises(CheckpointError, match=message):
+    with raises_error("import.unsupported_tokenizer", key):
         read_llama_tokenizer(tmp_path)
 
 
@@ -189,7 +186,7 @@ def test_all_problems_at_once(good: Path, tmp_path: Path) -> None:
     shutil.copytree(good, tmp_path, dirs_exist_ok=True)
     edit_json(tmp_path / "tokenizer.json", TOKENIZER_CHANGES["normalizer"][0])
     edit_json(tmp_path / "tokenizer_config.json", CONFIG_CHANGES["prefix space"][0])
-    with pytest.raises(CheckpointError, match=r"normalizer is NFC.*add_prefix_space is True"):
+    with raises_error("import.unsupported_tokenizer", "normalizer", "NFC", "add_prefix_space"):
         read_llama_tokenizer(tmp_path)
 
 
@@ -202,19 +199,19 @@ def test_ids_are_the_last_proof(good: Path, tmp_path: Path) -> None:
         pattern["Regex"] = r"[^\r\n]+$|" + pattern["Regex"]  # of every line, or of the last one
 
     edit_json(tmp_path / "tokenizer.json", lines)
-    with pytest.raises(CheckpointError, match=r"of 1,\d\d\d texts differ .*tokenizer\.json"):
+    with raises_error("import.different_ids", "tokenizer.json"):
         read_llama_tokenizer(tmp_path)
 
 
 def test_files_beside_it_that_disagree(good: Path, tmp_path: Path) -> None:
     shutil.copytree(good, tmp_path, dirs_exist_ok=True)
     (tmp_path / "special_tokens_map.json").write_text(json.dumps({"bos_token": EXTRA}))
-    with pytest.raises(CheckpointError, match=r"bos_token differs between"):
+    with raises_error("import.unsupported_tokenizer", "bos_token", "special_tokens_map.json"):
         read_llama_tokenizer(tmp_path)
     (tmp_path / "special_tokens_map.json").write_text(json.dumps({"bos_token": {"content": BOS}}))
     assert read_llama_tokenizer(tmp_path).prefix_token == 500
     (tmp_path / "added_tokens.json").write_text(json.dumps({"<|new|>": 503}))
-    with pytest.raises(CheckpointError, match=r"added_tokens\.json: '<\|new\|>' is 503"):
+    with raises_error("import.unsupported_tokenizer", "added_tokens.json", "<|new|>", 503):
         read_llama_tokenizer(tmp_path)
     (tmp_path / "added_tokens.json").unlink()
     (tmp_path / "tokenizer_config.json").unlink()

@@ -16,7 +16,6 @@ from leviathan.data.dataset import open_dataset
 from leviathan.data.format import DatasetInfo
 from leviathan.data.mds import ShardReader
 from leviathan.data.tokenizer import load_tokenizer
-from leviathan.errors import DataError
 from leviathan.evaluate.perplexity import perplexity, token_bytes
 from leviathan.evaluate.scoring import open_checkpoint, score_split
 
@@ -84,7 +83,7 @@ def test_result_is_filed_beside_the_run(make_run: Callable[..., Path], tiny_data
 
 
 def test_unknown_split(runs: dict[str, Path], tiny_dataset: Path) -> None:
-    with pytest.raises(DataError, match="test"):
+    with raises_error("dataset.no_split"):
         perplexity(runs["tied"], tiny_dataset, split="test")
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from errors import raises_error
 
 from leviathan.config.experiment import dotted
 from leviathan.config.load import load_config
@@ -130,20 +131,20 @@ def test_small_text_sets_what_follows_from_it(write):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"armz": {}}, "armz: unknown key; did you mean arms?"),
-        ({"baseline": "untied"}, "baseline 'untied' is not one of the arms tied, leviathan"),
-        ({"arms": {}}, "has no arms"),
-        ({"seeds": [1, 1]}, "duplicate seeds"),
-        ({"seeds": []}, "seeds: found"),
-        ({"set": {"seed": 3}}, "seed cannot be set"),
-        ({"groups": {"a": {"rum": "x"}}}, "groups.a.rum: unknown key; did you mean"),
-        ({"run": "nowhere.yaml"}, "nowhere.yaml: no such configuration file"),
-        ({"machine": {"mfu": 1.4}}, "machine.mfu: found 1.4, expected less than or equal to 1"),
-        ({"sweep": {"optim.lr": []}}, "sweep"),
+        ({"armz": {}}, ("config.invalid",)),
+        ({"baseline": "untied"}, ("config.invalid", "untied")),
+        ({"arms": {}}, ("config.invalid",)),
+        ({"seeds": [1, 1]}, ("config.invalid",)),
+        ({"seeds": []}, ("config.invalid",)),
+        ({"set": {"seed": 3}}, ("config.invalid",)),
+        ({"groups": {"a": {"rum": "x"}}}, ("config.invalid", "groups.a.rum")),
+        ({"run": "nowhere.yaml"}, ("experiment.invalid", "nowhere.yaml")),
+        ({"machine": {"mfu": 1.4}}, ("config.invalid", "machine.mfu", "1.4")),
+        ({"sweep": {"optim.lr": []}}, ("config.invalid",)),
     ],
 )
 def test_mistakes(write, fields, message):
-    with pytest.raises(ConfigError, match=re.escape(message)):
+    with raises_error(*message):
         load_experiment(write(**fields))
 
 

@@ -154,7 +154,5 @@ def test_what_every_host_is_told(tmp_path, monkeypatch):
         exported_environment(tmp_path)
     assert "hf_abc" not in str(caught.value)
     (tmp_path / ".deepspeed_env").write_text("A=1\nexport B=2\n")
-    with pytest.raises(
-        ConfigError, match=r"deepspeed_env:2: invalid name 'export B'; expected NAME"
-    ):
+    with raises_error("launch.invalid_environment", "deepspeed_env:2", "NAME", "export B"):
         exported_environment(tmp_path)

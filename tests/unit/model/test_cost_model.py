@@ -4,12 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+from errors import raises_error
 from test_parallel_layout import NORM, TABLE, N, model
 from typer.testing import CliRunner
 
 from leviathan.config.load import load_config
 from leviathan.config.schema import ModelFile
-from leviathan.errors import ConfigError
 from leviathan.model.cost_model import USABLE_MEMORY, Hardware, estimate, recommend, traffic
 from leviathan.model.model_stats import count_params
 from leviathan.model.parallel_layout import ParallelLayout
@@ -76,7 +76,7 @@ def test_seconds_share_and_break_even():
 
 
 def test_a_batch_smaller_than_the_ranks_is_told():
-    with pytest.raises(ConfigError, match="3 sequences a step cannot be spread over 4"):
+    with raises_error("parallel.batch_too_small"):
         estimate(model(), ParallelLayout(4), 3, Hardware())
 
 
@@ -100,7 +100,7 @@ def test_less_memory_makes_it_cut_more():
     roomy = recommend(preset("1.2b"), 8, 512, Hardware())
     tight = recommend(preset("1.2b"), 8, 512, Hardware(memory_bytes=8e9))
     assert tight.memory.total <= USABLE_MEMORY * 8e9 < roomy.memory.total
-    with pytest.raises(ConfigError, match="more memory than an accelerator has"):
+    with raises_error("parallel.indivisible"):
         recommend(preset("1.2b"), 8, 512, Hardware(memory_bytes=1e9))
     only = recommend(preset("1.2b"), 8, 512, Hardware(), tp=4)
     assert only.layout.tp == 4

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from errors import raises_error
 
-from leviathan.errors import ConfigError
 from leviathan.model.embedding import KINDS
 from leviathan.model.grow import grow_vocabulary
 
@@ -52,19 +52,19 @@ def test_bf16_stays_bf16(make_model):
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in DIGITAL])
 def test_kinds_with_a_row_per_id_cannot_grow(make_model, kind):
-    with pytest.raises(ConfigError, match=f"{kind}.*cannot grow"):
+    with raises_error("grow.unsupported", kind):
         grow_vocabulary(make_model(kind), 100, seed=0)
 
 
 @pytest.mark.parametrize(
     ("vocabulary", "rows", "message"),
     [
-        (126, None, "3 digits in base 5 tell 125 apart"),
-        (100, 126, "3 digits in base 5 tell 125 apart"),
-        (89, None, "from 90 ids to 89 in 89 rows"),
-        (100, 99, "from 90 ids to 100 in 99 rows"),
+        (126, None, ("grow.too_large", "125")),
+        (100, 126, ("grow.too_large", "125")),
+        (89, None, ("grow.shrinks", "90", "89")),
+        (100, 99, ("grow.shrinks", "90", "100", "99")),
     ],
 )
 def test_wrong_sizes(make_model, vocabulary, rows, message):
-    with pytest.raises(ConfigError, match=message):
+    with raises_error(*message):
         grow_vocabulary(make_model(), vocabulary, rows, seed=0)

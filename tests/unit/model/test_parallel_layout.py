@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
+from errors import raises_error
 
 from leviathan.config.load import load_config
 from leviathan.config.schema import ModelConfig, ModelFile, RunConfig
-from leviathan.errors import ConfigError
 from leviathan.model.embedding import KINDS
 from leviathan.model.memory import memory
 from leviathan.model.model_stats import count_params
@@ -47,7 +47,7 @@ def test_sizes_are_the_models(kind):
 
 
 def test_a_tp_that_divides_nothing_is_an_error():
-    with pytest.raises(ConfigError, match=r"parallel\.tp=3 does not divide"):
+    with raises_error("parallel.indivisible", "parallel.tp=3"):
         sizes(model(), 3)
 
 
@@ -126,5 +126,5 @@ def test_a_run_s_layout():
     layout = parallel_layout(run, 8)
     assert layout == ParallelLayout(8, 1, "fsdp2", 0, 2, micro_batch_size=2, accumulates=False)
     assert (layout.dp, layout.shards, layout.name) == (8, 4, "HSDP, 2 replicas")
-    with pytest.raises(ConfigError, match=r"7 ranks are not divisible by .*dp_replicate=2"):
+    with raises_error("parallel.indivisible", "dp_replicate=2"):
         parallel_layout(run, 7)

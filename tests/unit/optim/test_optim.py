@@ -3,11 +3,11 @@ import math
 
 import pytest
 import torch
+from errors import raises_error
 from pydantic import ValidationError
 from torch import nn
 
 from leviathan.config.schema import ModelConfig, OptimConfig
-from leviathan.errors import ConfigError
 from leviathan.model.init import init_weights
 from leviathan.model.transformer import CausalLM
 from leviathan.optim import (
@@ -122,13 +122,13 @@ def test_the_first_group_that_matches_applies():
 @pytest.mark.parametrize(
     ("groups", "named"),
     [
-        ([{"name": "*.x_proj.weight"}], r"optim\.groups\.0 .*x_proj.*matches nothing"),
-        ([{"role": "head"}, {"name": "lm_head.*"}], r"optim\.groups\.1 .*earlier groups"),
-        ([{"role": "spline"}, {"role": "spline"}], r"optim\.groups\.1 .*earlier groups"),
+        ([{"name": "*.x_proj.weight"}], ("optim.invalid_group", "optim.groups.0", "x_proj")),
+        ([{"role": "head"}, {"name": "lm_head.*"}], ("optim.invalid_group", "optim.groups.1")),
+        ([{"role": "spline"}, {"role": "spline"}], ("optim.invalid_group", "optim.groups.1")),
     ],
 )
 def test_a_group_that_can_have_no_effect_is_refused(groups, named):
-    with pytest.raises(ConfigError, match=named):
+    with raises_error(*named):
         resolve_groups(causal_lm(), OptimConfig.model_validate({"groups": groups}))
 
 

@@ -4,9 +4,9 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
+from errors import raises_error
 
 from leviathan.config.schema import RunConfig
-from leviathan.errors import CheckpointError
 from leviathan.model.model_stats import count_params
 from leviathan.train.checkpoint_manager import check_disk_space
 
@@ -54,5 +54,5 @@ def test_room_for_some_is_a_warning_with_figures(config, free, capfd):
 
 def test_no_room_for_one_is_an_error(config, free):
     free(12 * count_params(config.model).total)  # but not for the small files
-    with pytest.raises(CheckpointError, match="one checkpoint of this model takes"):
+    with raises_error("checkpoint.no_space"):
         check_disk_space(config)

@@ -6,9 +6,9 @@ import random
 import numpy as np
 import pytest
 import torch
+from errors import raises_error
 
 from leviathan.config.plan import RunPlan
-from leviathan.errors import ConfigError, DataError
 from leviathan.evaluate.harness import run_tasks
 from leviathan.evaluate.in_loop import preserved_rng_state
 from leviathan.evaluate.perplexity import perplexity
@@ -68,11 +68,11 @@ def test_training_is_as_without_and_figures_as_afterwards(
 def test_what_cannot_be_run_is_told_before_training(run_config, trained, task_data):
     config = run_config(evaluate={"tasks": ["next_line"], "task_data": str(task_data)})
     (task_data / "choices.jsonl").rename(task_data / "other.jsonl")
-    with pytest.raises(DataError, match=r"choices\.jsonl"):
+    with raises_error("tasks.not_found", "choices.jsonl"):
         trained(config)
     assert not config.run_dir.exists()
     unknown = run_config(evaluate={"tasks": ["next_lime"], "task_data": str(task_data)})
-    with pytest.raises(ConfigError, match="did you mean 'next_line'"):
+    with raises_error("tasks.unknown", "next_line"):
         trained(unknown)
 
 

@@ -4,8 +4,8 @@ import csv
 import json
 
 import pytest
+from errors import raises_error
 
-from leviathan.errors import ConfigError
 from leviathan.train.profiling import ProfileConfig, parse_profile
 
 
@@ -76,7 +76,7 @@ def test_what_can_be_asked_for():
     assert parse_profile("steps=3", False, 10) == ProfileConfig(3, 3)
     assert parse_profile("steps=3-5", True, 10) == ProfileConfig(3, 5, True)
     for text in ("3-5", "steps=a", "steps=5-3", "steps=0-1", "steps=3-11"):
-        with pytest.raises(ConfigError, match=f"--profile {text}: expected"):
+        with raises_error("cli.invalid_option", "--profile", text):
             parse_profile(text, False, 10)
-    with pytest.raises(ConfigError, match="--memory-snapshot requires --profile"):
+    with raises_error("cli.conflicting_options", "--memory-snapshot", "--profile"):
         parse_profile(None, True, 10)

@@ -4,6 +4,7 @@ import json
 import shutil
 
 import pytest
+from errors import raises_error
 
 from leviathan.checkpoint.dcp import save_shards
 from leviathan.checkpoint.load import weight_shards
@@ -11,7 +12,7 @@ from leviathan.checkpoint.save import save_checkpoint
 from leviathan.checkpoint.save_future import SaveFuture
 from leviathan.config.schema import RunConfig
 from leviathan.data.format import DatasetInfo
-from leviathan.errors import CheckpointError, ConfigError, LeviathanError
+from leviathan.errors import ConfigError
 from leviathan.model.init import init_weights
 from leviathan.model.transformer import CausalLM
 from leviathan.train.run_dir import ResumePoint, describe_run, find_resume_point, lock_run_dir
@@ -108,7 +109,7 @@ def test_a_constant_schedule_may_go_on_for_longer(make, mesh, begun):
 def test_another_data_set_is_refused(make, mesh, begun):
     info = begun(make())
     other = info.model_copy(update={"fingerprint": "0" * 64})
-    with pytest.raises(CheckpointError, match=r"another dataset .*choose another run_dir"):
+    with raises_error("run_dir.other_dataset", "run_dir"):
         find_resume_point(make(), other, mesh)
 
 
@@ -116,7 +117,7 @@ def test_only_one_process_group_works_in_a_folder(make, mesh, tiny_dataset):
     run_dir, info = make().run_dir, DatasetInfo.load(tiny_dataset)
     with (
         lock_run_dir(run_dir, mesh),
-        pytest.raises(ConfigError, match="another process is training"),
+        raises_error("run_dir.locked"),
         lock_run_dir(run_dir, mesh),
     ):
         pass
@@ -145,9 +146,7 @@ def test_what_another_run_logged_is_not_overwritten(make, mesh, tiny_dataset, ca
     assert find_resume_point(make(seed=2, run_dir=str(config.run_dir)), info, mesh) == ResumePoint()
     (config.run_dir / "checkpoints/damaged-step-00000003").rename(half)
     (config.run_dir / "metrics.jsonl").write_text('{"step": 1}\n')
-    with pytest.raises(
-        ConfigError, match=r"config\.yaml\):\n  seed: 1234 in the existing run, 2 now"
-    ):
+    with raises_error("run_dir.other_config", "config.yaml", "1234"):
         find_resume_point(make(seed=2), info, mesh)
     assert half.exists()
     assert find_resume_point(config, info, mesh) == ResumePoint()
@@ -169,5 +168,5 @@ def test_a_damaged_newest_checkpoint_is_set_aside(make, mesh, begun):
 def test_a_run_folder_that_takes_no_files_is_one_message(make, mesh, tiny_dataset):
     config, info = make(), DatasetInfo.load(tiny_dataset)
     (config.run_dir / "config.yaml").mkdir(parents=True)
-    with pytest.raises(LeviathanError, match=r"run: cannot be written \("):
+    with raises_error("metrics.not_writable"):
         describe_run(config, info, mesh, ResumePoint())

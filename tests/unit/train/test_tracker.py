@@ -7,8 +7,8 @@ import sys
 import time
 
 import pytest
+from errors import raises_error
 
-from leviathan.errors import ConfigError
 from leviathan.train import tracker
 from leviathan.train.tracker import check_packages, public_config
 
@@ -184,7 +184,7 @@ def test_a_missing_package_is_told_before_training(run_config, monkeypatch, pack
     loaded = {name: m for name, m in sys.modules.items() if not name.startswith(package)}
     monkeypatch.setattr(sys, "modules", loaded)
     other = {"wandb": {"tensorboard": False}, "tensorboard": {"wandb": None}}[package]
-    with pytest.raises(ConfigError, match=rf"pip install 'leviathan\[{package}\]'"):
+    with raises_error("tracking.not_installed", f"'leviathan[{package}]'"):
         check_packages(tracking.model_copy(update=other))
 
 
