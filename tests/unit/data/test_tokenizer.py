@@ -129,7 +129,7 @@ def test_what_cannot_be_loaded(tiny_tokenizer: Path, tmp_path: Path) -> None:
         load_tokenizer(tmp_path / "nowhere.tiktoken")
     ranks = tiny_tokenizer.read_bytes()
     for name, content, code, named in [
-        ("cut", b"".join(ranks.splitlines(True)[:200]), "tokenizer.invalid", "256"),
+        ("cut", b"".join(ranks.splitlines(True)[:200]), "tokenizer.missing_bytes", "256"),
         ("cut-line", ranks[:-2] + b"x y z\n", "tokenizer.corrupt", "cut-line.tiktoken:600"),
         ("twice", ranks + b"QQ== 700\n", "tokenizer.duplicate_id", "twice.tiktoken"),
         ("text", b"not a rank file\n", "tokenizer.corrupt", "text.tiktoken:1"),
