@@ -30,7 +30,7 @@ $(VENV)/.complete: requirements.lock pyproject.toml
 	@touch $@
 
 quickstart: venv  ## Prepare, train, compare and export two small models (SHARDS=… to use your own text)
-	@$(BIN)/python -m leviathan.quickstart --out $(OUT) $(if $(SHARDS),--shards '$(SHARDS)')
+	@PATH="$(CURDIR)/$(BIN):$$PATH" OUT='$(OUT)' SHARDS='$(SHARDS)' scripts/quickstart.sh
 
 test: venv  ## Run the tests except the heavy ones
 	@$(BIN)/python -m pytest -m "not heavy"

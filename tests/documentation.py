@@ -29,6 +29,14 @@ PAGES = [
     *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md")),
 ]
 
+# Overrides of configs/run/quickstart.yaml for a run that takes seconds, and the size of its data.
+TINY_CORPUS_BYTES, TINY_VOCAB_SIZE = 400_000, 512
+TINY_RUN = (
+    *("model.d_model=32", "model.n_layers=1", "model.n_heads=2", "model.vocab_size=513"),
+    *("model.padded_vocab_size=576", "model.embedding.d_seed=8", "train.log_every=1"),
+    *("train.eval_every=6", "optim.warmup_steps=2", "checkpoint.every=6"),
+)
+
 # Page → the test that runs every command of it but those in ONLY_PARSED.
 RUN_BY = {
     "README.md": "tests/e2e/test_readme_runs.py",

@@ -33,8 +33,13 @@ def launch(
         ),
     ] = 0,
     port: Annotated[
-        int, typer.Option(min=1, max=65535, help="Master port on the first host.")
-    ] = 29500,
+        int | None,
+        typer.Option(
+            min=1,
+            max=65535,
+            help="Master port on the first host. Default: 29500 with a hostfile, else a free port.",
+        ),
+    ] = None,
     probe: Annotated[
         bool,
         typer.Option(

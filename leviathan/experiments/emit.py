@@ -11,7 +11,7 @@ from leviathan.config.load import dump_config
 from leviathan.experiments.expand import Experiment
 from leviathan.experiments.plan import plan_experiment
 from leviathan.files import check_writable_dir, write_atomic
-from leviathan.quickstart import ROOT
+from leviathan.launch.commands import train_script
 
 _SBATCH = """#!/bin/bash
 # {title}
@@ -48,7 +48,7 @@ def command_of(launch: str, config: Path) -> list[str]:
     """The command that trains a configuration, alone or under a launcher."""
     if not launch:
         return ["python", "-m", "leviathan", "train", str(config)]
-    return [*shlex.split(launch), str(ROOT / "launch" / "train.py"), str(config)]
+    return [*shlex.split(launch), train_script(), str(config)]
 
 
 def emit_experiment(experiment: Experiment, folder: Path) -> dict[str, Any]:

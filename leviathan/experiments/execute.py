@@ -24,7 +24,7 @@ from leviathan.experiments.emit import command_of
 from leviathan.experiments.expand import Experiment, ExperimentRun, data_folder
 from leviathan.experiments.plan import plan_experiment
 from leviathan.files import check_writable_dir, write_atomic
-from leviathan.quickstart import last_step, logged
+from leviathan.train.metrics_log import last_step, logged
 
 EXPERIMENT_FILE = "experiment.json"
 POLL_S = 0.3

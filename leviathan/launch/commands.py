@@ -15,10 +15,12 @@ from typing import Literal
 
 from leviathan.errors import ConfigError
 from leviathan.launch.hosts import Host
+from leviathan.parallel.ports import free_port
 
 Launcher = Literal["deepspeed", "torchrun", "slurm"]
 Remote = Literal["pdsh", "ssh"]
 LAUNCHERS: tuple[Launcher, ...] = ("deepspeed", "torchrun", "slurm")
+DEFAULT_PORT = 29500
 DEEPSPEED = ("-m", "deepspeed.launcher.runner")
 TORCHRUN = ("-m", "torch.distributed.run")
 # torch 2.14 publishes the address of rank 0 only in the first rendezvous round, and nodes that join
@@ -41,7 +43,13 @@ class Request:
     nodes: int = 1  # Slurm only
     ranks: int | None = None  # per host; without a hostfile
     max_restarts: int = 0  # torchrun only; a positive number makes the job elastic
-    port: int = 29500
+    port: int | None = None  # None: a free port on one host, else DEFAULT_PORT
+
+    @property
+    def master_port(self) -> str:
+        """The master port; a free port only on one host, as several hosts must agree on it."""
+        default = DEFAULT_PORT if self.hosts else free_port()
+        return str(default if self.port is None else self.port)
 
     @property
     def elastic(self) -> bool:
@@ -111,11 +119,11 @@ def _deepspeed(request: Request) -> list[Command]:
     head, script = (sys.executable, *DEEPSPEED), train_script()
     if not request.hosts:
         ranks = () if request.ranks is None else ("--num_accelerators", str(request.ranks))
-        port = ("--master_port", str(request.port))
+        port = ("--master_port", request.master_port)
         return [Command((*head, *ranks, *port, script, *request.arguments))]
     first = request.hosts[0].name
     head += ("--hostfile", str(request.hostfile))
-    head += ("--master_addr", first, "--master_port", str(request.port))
+    head += ("--master_addr", first, "--master_port", request.master_port)
     if request.remote == "pdsh":
         # Without --force_multi, a hostfile with one host starts the ranks on this machine.
         quoted = tuple(map(quoted_for_pdsh, (script, *request.arguments)))
@@ -135,19 +143,24 @@ def _torchrun(request: Request) -> list[Command]:
     if not request.hosts:
         # Not --standalone: its rendezvous uses this machine's host name, which may not resolve.
         ranks = ("--nproc-per-node", "gpu" if request.ranks is None else str(request.ranks))
-        place = ("--master-addr", "127.0.0.1", "--master-port", str(request.port))
+        place = ("--master-addr", "127.0.0.1", "--master-port", request.master_port)
         return [Command((*head, *ranks, *place, *restarts, *tail))]
-    first, found = request.hosts[0], []
+    first, port, found = request.hosts[0], request.master_port, []
     for number, host in enumerate(request.hosts):
         ranks = ("--nproc-per-node", str(host.slots))
         if request.elastic:
             place = ("--nnodes", f"1:{len(request.hosts)}", "--rdzv-backend", "c10d")
-            place += ("--rdzv-endpoint", f"{first.name}:{request.port}", "--rdzv-id", "leviathan")
+            place += (
+                "--rdzv-endpoint",
+                f"{first.name}:{port}",
+                "--rdzv-id",
+                "leviathan",
+            )
             # The host of the rendezvous must not depend on name resolution.
             place += ("--rdzv-conf", f"is_host={int(number == 0)}", "--local-addr", host.name)
         else:
             place = ("--nnodes", str(len(request.hosts)), "--node-rank", str(number))
-            place += ("--master-addr", first.name, "--master-port", str(request.port))
+            place += ("--master-addr", first.name, "--master-port", request.master_port)
         environment = dict(PUBLISH_AGAIN) if request.elastic else {}
         found.append(Command((*head, *place, *ranks, *restarts, *tail), host, environment))
     return found

@@ -55,6 +55,19 @@ def logged_losses(path: Path, step: int) -> list[float]:
     return [float(line["loss"]) for line in logged if isinstance(line.get("loss"), int | float)]
 
 
+def logged(run_dir: Path, key: str) -> dict[int, float]:
+    """Step → value of one key of a run's metrics.jsonl; empty if the file does not exist.
+
+    The trainer may be writing to the file: an incomplete line is skipped.
+    """
+    return {line["step"]: line[key] for line in read_lines(run_dir / METRICS) if key in line}
+
+
+def last_step(run_dir: Path) -> int:
+    """The last step with a logged loss; 0 before the first."""
+    return max(logged(run_dir, "loss"), default=0)
+
+
 def rewind(path: Path, step: int) -> None:
     """Removes the lines after `step`; for step 0, all lines."""
     if not path.exists():

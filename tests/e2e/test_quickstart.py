@@ -1,39 +1,71 @@
-"""`make quickstart` at a tiny size: every step for real, only smaller."""
+"""`scripts/quickstart.sh` with a small corpus and model: every step is real."""
 
 import json
 import os
 import re
+import signal
 import subprocess
-import sys
+import time
 from pathlib import Path
 
 import pytest
+from documentation import ROOT, TINY_CORPUS_BYTES, TINY_RUN, TINY_VOCAB_SIZE, programs
 
-ROOT = Path(__file__).parents[2]
+STEPS, RESUME_TEST_STEPS = 12, 6
 
 
-def quickstart(out: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "leviathan.quickstart", "--tiny", "--out", str(out)]
-    # Away from the checkout, as a user would stand anywhere.
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=out.parent, env=environment
+def start(out: Path) -> subprocess.Popen[str]:
+    """Starts the script in a directory outside the repository."""
+    programs(out.parent)
+    environment = os.environ | {
+        "PATH": f"{out.parent / 'bin'}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "OUT": str(out),
+        "CORPUS_BYTES": str(TINY_CORPUS_BYTES),
+        "VOCAB_SIZE": str(TINY_VOCAB_SIZE),
+        "STEPS": str(STEPS),
+        "RESUME_TEST_STEPS": str(RESUME_TEST_STEPS),
+    }
+    return subprocess.Popen(
+        [ROOT / "scripts/quickstart.sh", *TINY_RUN],
+        cwd=out.parent,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
 
 
+def steps_of(run_dir: Path) -> list[int]:
+    path = run_dir / "metrics.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line)["step"] for line in lines if '"loss"' in line]
+
+
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+def finished(tmp_path_factory) -> tuple[Path, str]:
+    """Output directory and standard error of a script interrupted by Ctrl-C and started again."""
     out = tmp_path_factory.mktemp("quickstart") / "out"
-    return out, quickstart(out)
+    first = start(out)
+    while first.poll() is None and not steps_of(out / "runs/tied"):
+        time.sleep(0.05)
+    os.killpg(first.pid, signal.SIGINT)
+    _, errors = first.communicate()
+    assert first.returncode == 130, errors
+    assert "Run the same command to resume" in errors
+    process = start(out)
+    stdout, errors = process.communicate()
+    assert process.returncode == 0, errors[-4000:] + stdout[-2000:]
+    return out, errors
 
 
 @pytest.mark.timeout(1200)
-def test_it_ends_with_table_and_report(finished):
-    out, result = finished
-    assert result.returncode == 0, result.stderr[-4000:] + result.stdout[-2000:]
-    assert "equal bit for bit" in result.stderr
-    assert "SIGTERM to process" in result.stderr
-    assert "not which model is better" in result.stderr
+def test_report_and_resume_test(finished):
+    out, errors = finished
+    assert "bitwise equal" in errors
+    assert "kill -TERM" in errors
+    assert "does not show which model is better" in errors
     page = (out / "report" / "report.html").read_text()
     assert "leviathan" in page
     assert "tied" in page
@@ -41,23 +73,22 @@ def test_it_ends_with_table_and_report(finished):
 
 
 @pytest.mark.timeout(1200)
-def test_both_arms_saw_the_same_tokens_and_every_step_once(finished):
+def test_both_runs_trained_on_every_step_once(finished):
     out, _ = finished
-    for arm in ("tied", "leviathan"):
-        lines = (out / "runs" / arm / "metrics.jsonl").read_text().splitlines()
-        steps = [json.loads(line)["step"] for line in lines if '"loss"' in line]
-        assert steps == list(range(1, 13))
+    for name in ("tied", "leviathan"):
+        assert steps_of(out / "runs" / name) == list(range(1, STEPS + 1))
     exported = out / "export"
     assert {"config.json", "tokenizer.json"} <= {path.name for path in exported.iterdir()}
 
 
 @pytest.mark.timeout(1200)
-def test_again_it_finds_everything_done(finished):
+def test_a_second_run_trains_and_evaluates_nothing(finished):
     out, _ = finished
     before = {path: path.stat().st_mtime_ns for path in (out / "runs").rglob("*.distcp")}
-    again = quickstart(out)
-    assert again.returncode == 0
-    assert "deepspeed" not in again.stderr
-    assert again.stderr.count("there already") >= 8
+    process = start(out)
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert "leviathan launch" not in errors
+    assert errors.count(" exists") >= 11
     assert before
     assert before == {path: path.stat().st_mtime_ns for path in before}

@@ -9,15 +9,24 @@ from pathlib import Path
 
 import pytest
 import yaml
-from documentation import PATIENCE_S, ROOT, programs, run, runnable, start
+from documentation import (
+    PATIENCE_S,
+    ROOT,
+    TINY_CORPUS_BYTES,
+    TINY_RUN,
+    TINY_VOCAB_SIZE,
+    programs,
+    run,
+    runnable,
+    start,
+)
 
 from leviathan.config.load import read_config
-from leviathan.quickstart import TINY
 
 STEPS = 80  # enough for the signal to arrive before the last one
 SMALLER = {
-    "--out quickstart/corpus": f"--out quickstart/corpus {' '.join(TINY.corpus)}",
-    "--vocab-size 8192": f"--vocab-size {TINY.vocab_size}",
+    "--out quickstart/corpus": f"--out quickstart/corpus --max-bytes {TINY_CORPUS_BYTES}",
+    "--vocab-size 8192": f"--vocab-size {TINY_VOCAB_SIZE}",
 }
 
 
@@ -30,7 +39,7 @@ def place(tmp_path: Path) -> Path:
         (tmp_path / "configs" / part).mkdir(parents=True)
     data = ROOT / "configs/data/quickstart.yaml"
     (tmp_path / "configs/data/quickstart.yaml").write_text(data.read_text())
-    changes = [*TINY.overrides, f"train.steps={STEPS}", "train.eval_every=40", "checkpoint.every=0"]
+    changes = [*TINY_RUN, f"train.steps={STEPS}", "train.eval_every=40", "checkpoint.every=0"]
     small, _ = read_config(ROOT / "configs/run/quickstart.yaml", changes)
     (tmp_path / "configs/run/quickstart.yaml").write_text(yaml.safe_dump(small))
     programs(tmp_path)

@@ -34,17 +34,23 @@ def only(launcher, **fields):
 
 
 def test_one_machine():
-    deepspeed = only("deepspeed", ranks=2)
+    deepspeed = only("deepspeed", ranks=2, port=4321)
     assert deepspeed.argv == (
         *(PYTHON, "-m", "deepspeed.launcher.runner", "--num_accelerators", "2"),
-        *("--master_port", "29500", SCRIPT, *ARGUMENTS),
+        *("--master_port", "4321", SCRIPT, *ARGUMENTS),
     )
-    torchrun = only("torchrun", max_restarts=1)
+    torchrun = only("torchrun", max_restarts=1, port=4321)
     assert torchrun.argv == (
         *(PYTHON, "-m", "torch.distributed.run", "--nproc-per-node", "gpu"),
-        *("--master-addr", "127.0.0.1", "--master-port", "29500", "--max-restarts", "1"),
+        *("--master-addr", "127.0.0.1", "--master-port", "4321", "--max-restarts", "1"),
         *(SCRIPT, *ARGUMENTS),
     )
+
+
+def test_two_jobs_on_one_host_get_different_ports():
+    ports = {only("torchrun", ranks=2).argv[8] for _ in range(3)}
+    assert len(ports) > 1
+    assert ports.isdisjoint({"29500"})
 
 
 def test_deepspeed_over_pdsh_is_one_command_with_ssh_that_notices(monkeypatch):
