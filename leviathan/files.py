@@ -1,10 +1,12 @@
-"""Files that are there whole or not at all."""
+"""Reading JSON files, and writing files completely or not at all."""
 
+import json
 import os
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Any
 
-from leviathan.errors import DataError
+from leviathan.errors import DataError, LeviathanError
 
 
 def check_writable_dir(folder: Path) -> None:
@@ -36,6 +38,33 @@ def check_writable_file(file: Path) -> None:
     if file.is_dir():
         raise DataError("output.not_writable", f"cannot write {file}: it is a folder; name a file")
     check_writable_dir(file.parent)
+
+
+def read_json(
+    path: Path, code: str, remedy: str = "", error: type[LeviathanError] = DataError
+) -> dict[str, Any]:
+    """Reads a JSON object.
+
+    Args:
+        path: path of the file.
+        code: error code of a file that is missing, unreadable or corrupt.
+        remedy: sentence on what to do, the end of the message.
+        error: error to raise.
+
+    Raises:
+        LeviathanError: the file is missing, unreadable, or not a JSON object.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as problem:
+        reason = f"cannot be read ({problem.strerror})"
+    except (ValueError, RecursionError) as problem:
+        reason = f"corrupt ({problem})"
+    else:
+        if isinstance(value, dict):
+            return value
+        reason = f"corrupt: expected a JSON object, found {type(value).__name__}"
+    raise error(code, f"{path}: {reason}{'. ' if remedy else ''}{remedy}")
 
 
 def write_atomic(path: Path, content: bytes) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from leviathan.analysis.runs import METRICS, Run, load_run, read_json
+from leviathan.analysis.runs import METRICS, Run, load_run, read_result
 from leviathan.config.identity import arm_of
 from leviathan.config.load import read_config
 from leviathan.console import say
@@ -90,7 +90,7 @@ def _experiment_folder(path: Path) -> Path | None:
 
 
 def _from_experiment(folder: Path) -> LoadedRuns:
-    experiment = read_json(folder / EXPERIMENT_FILE) or {}
+    experiment = read_result(folder / EXPERIMENT_FILE) or {}
     entries, missing = [], []
     try:
         for record in experiment["runs"]:

@@ -1,6 +1,5 @@
 """One training run as its folder tells it: configuration, curves, evaluations. Files only."""
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from leviathan.checkpoint.layout import complete_checkpoints, step_of
 from leviathan.config.load import read_yaml
 from leviathan.errors import DataError
 from leviathan.evaluate.frequency_buckets import FrequencyBuckets
+from leviathan.files import read_json
 from leviathan.train.metrics_log import METRICS, parse_line
 
 # What the report reads of config.yaml, and of which type.
@@ -201,12 +201,12 @@ def load_run(path: Path) -> Run:
     """
     config = _read_config(path)
     metrics, validation = _read_metrics(path / METRICS)
-    facts = _newest_state(path) | (read_json(path / "run.json") or {})
+    facts = _newest_state(path) | (read_result(path / "run.json") or {})
     evaluation = _newest_evaluation(path)
     step = step_of(evaluation) if evaluation else None
     results = evaluation or path / "evaluation"
     strata_file = results / "frequency.npz"
-    perplexity = read_json(results / "perplexity.json")
+    perplexity = read_result(results / "perplexity.json")
     if perplexity is not None and not _is_number(perplexity.get("nats_per_token")):
         raise DataError(
             "run.result_corrupt",
@@ -222,32 +222,22 @@ def load_run(path: Path) -> Run:
         facts=facts,
         evaluated_step=step,
         perplexity=perplexity,
-        lm_eval=read_json(results / "lm_eval.json"),
+        lm_eval=read_result(results / "lm_eval.json"),
         strata=FrequencyBuckets.load(strata_file) if strata_file.exists() else None,
         tokenizer=tokenizer,
         data=data,
     )
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in a JSON file, None if the file does not exist.
+def read_result(path: Path) -> dict[str, Any] | None:
+    """Reads the results of an evaluation; None if the file does not exist.
 
     Raises:
-        DataError: the file is no JSON object.
+        DataError: the file is not a JSON object.
     """
     if not path.exists():
         return None
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(
-            "run.result_corrupt", f"{path}: corrupt ({error}). Delete it and evaluate again."
-        ) from error
-    if not isinstance(value, dict):
-        raise DataError(
-            "run.result_corrupt", f"{path}: expected a JSON object, found {type(value).__name__}"
-        )
-    return value
+    return read_json(path, "run.result_corrupt", "Delete it and evaluate again.")
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -329,7 +319,7 @@ def _newest(folders: Iterable[Path]) -> Path | None:
 def _newest_state(path: Path) -> dict[str, Any]:
     """state.json of the newest complete checkpoint."""
     newest = next(reversed(complete_checkpoints(path)), None)
-    return (read_json(newest / "state.json") or {}) if newest else {}
+    return (read_result(newest / "state.json") or {}) if newest else {}
 
 
 def _newest_evaluation(path: Path) -> Path | None:
@@ -341,10 +331,10 @@ def _fingerprints(
 ) -> tuple[str | None, str | None]:
     """Fingerprints (tokenizer, dataset), from whichever file still says them."""
     newest = next(reversed(complete_checkpoints(path)), None)
-    tokenizer = (read_json(newest / "tokenizer.meta.json") or {}) if newest else {}
+    tokenizer = (read_result(newest / "tokenizer.meta.json") or {}) if newest else {}
     # A dataset prepared again at the same place would speak for itself, not for this run:
     # it is asked last.
-    info = read_json(Path(config["data"]["path"]) / "dataset.json") or {}
+    info = read_result(Path(config["data"]["path"]) / "dataset.json") or {}
     of_data = info.get("tokenizer")
     of_data = of_data.get("fingerprint") if isinstance(of_data, dict) else None
     return (

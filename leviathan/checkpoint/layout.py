@@ -1,6 +1,5 @@
 """The directories of checkpoints, run_dir/checkpoints/step-00000123, and their selection."""
 
-import json
 import re
 import shutil
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from leviathan.checkpoint.manifest import MANIFEST, STATE, read_manifest
 from leviathan.config.schema import CheckpointConfig
 from leviathan.console import say
 from leviathan.errors import CheckpointError
+from leviathan.files import read_json
 
 CHECKPOINTS = "checkpoints"
 EVALUATION = "evaluation"
@@ -89,12 +89,7 @@ def read_state(directory: Path, **wanted: type) -> dict[str, Any]:
             the directory.
     """
     path = directory / STATE
-    try:
-        state = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError("checkpoint.corrupt", f"{path}: cannot be read ({error})") from error
-    if not isinstance(state, dict):
-        raise CheckpointError("checkpoint.corrupt", f"{path}: corrupt: expected a JSON object")
+    state = read_json(path, "checkpoint.corrupt", error=CheckpointError)
     named = _STEP.fullmatch(directory.name)
     if named or "step" in state:
         wanted = {"step": int, **wanted}

@@ -23,8 +23,13 @@ def check(
         str, typer.Option(help="Launcher: deepspeed, torchrun or slurm.")
     ] = "deepspeed",
     port: Annotated[
-        int, typer.Option(min=1, max=65535, help="Master port on the first host.")
-    ] = 29500,
+        int | None,
+        typer.Option(
+            min=1,
+            max=65535,
+            help="Master port on the first host. Default: 29500 with a hostfile, else a free port.",
+        ),
+    ] = None,
     device: Annotated[
         str | None,
         typer.Option(

@@ -27,7 +27,7 @@ from leviathan.data.encodings import (
     published_encoding,
 )
 from leviathan.errors import DataError
-from leviathan.files import check_writable_file, write_atomic
+from leviathan.files import check_writable_file, read_json, write_atomic
 
 __all__ = [
     "END_OF_TEXT",
@@ -232,14 +232,7 @@ def _load_published(path: Path, ranks: dict[bytes, int], meta_path: Path) -> Tok
 
 def _read_meta(path: Path) -> dict[str, Any]:
     """The validated content of a `.meta.json` file; names of patterns are expanded."""
-    try:
-        meta = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise DataError(
-            "tokenizer.corrupt", f"{path}: damaged tokenizer description ({error!r})"
-        ) from None
-    if not isinstance(meta, dict):
-        raise DataError("tokenizer.corrupt", f"{path}: expected a JSON object, found {meta!r:.40}")
+    meta = read_json(path, "tokenizer.corrupt")
     for key in _META_KEYS:
         if key not in meta:
             raise DataError(

@@ -13,7 +13,7 @@ from leviathan.config.schema import ModelConfig
 from leviathan.console import say
 from leviathan.data.tokenizer import Tokenizer
 from leviathan.errors import CheckpointError
-from leviathan.evaluate.llama_tokenizer import read_json
+from leviathan.evaluate.llama_tokenizer import read_model_json
 from leviathan.model.transformer import CausalLM, meta_model
 
 CONFIG, GENERATION, INDEX = "config.json", "generation_config.json", "model.safetensors.index.json"
@@ -86,7 +86,7 @@ def read_llama_config(folder: Path) -> ModelConfig:
             native models do not support (scaled rotary positions, biases, other activations).
     """
     file = folder / CONFIG
-    content = read_json(file)
+    content = read_model_json(file)
     rope = content.get("rope_parameters") or {}  # used by transformers 5
     problems = []
     if content.get("model_type") != "llama":
@@ -157,7 +157,7 @@ def check_llama_pair(folder: Path, config: ModelConfig, tokenizer: Tokenizer) ->
         )
     own = {"bos_token_id": tokenizer.prefix_token, "eos_token_id": tokenizer.end_of_text}
     for name in (CONFIG, GENERATION):
-        content = read_json(folder / name) if (folder / name).is_file() else {}
+        content = read_model_json(folder / name) if (folder / name).is_file() else {}
         for key, id in own.items():
             if content.get(key) not in (None, id, [id]):
                 say(
@@ -215,7 +215,7 @@ def read_llama_model(folder: Path, config: ModelConfig) -> CausalLM:
 def _read_weights(folder: Path) -> dict[str, Tensor]:
     names = [WEIGHTS]
     if (folder / INDEX).is_file():
-        names = sorted(set(read_json(folder / INDEX).get("weight_map", {}).values()))
+        names = sorted(set(read_model_json(folder / INDEX).get("weight_map", {}).values()))
     state: dict[str, Tensor] = {}
     for name in names:
         try:

@@ -7,7 +7,6 @@ the `tokenizers` library, because equivalent descriptions can still give differe
 The string of a special token in a text is encoded as ordinary text, as in training.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from leviathan.data.encodings import END_OF_TEXT, TOKENIZERS_PATTERNS
 from leviathan.data.id_comparison import compare_ids
 from leviathan.data.tokenizer import Tokenizer, byte_of_character
 from leviathan.errors import CheckpointError, DataError
+from leviathan.files import read_json
 
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 SPECIAL_TOKENS_MAP, ADDED_TOKENS = "special_tokens_map.json", "added_tokens.json"
@@ -141,8 +141,8 @@ def read_llama_tokenizer(folder: Path) -> Tokenizer:
     file = folder / TOKENIZER
     source = _Source(
         folder,
-        read_json(file),
-        read_json(folder / TOKENIZER_CONFIG),
+        read_model_json(file),
+        read_model_json(folder / TOKENIZER_CONFIG),
         _read_optional(folder / SPECIAL_TOKENS_MAP),
         _read_optional(folder / MARKER),
     )
@@ -430,22 +430,14 @@ def _merge_problem(source: _Source, original: Any) -> str | None:
 # ---------------------------------------------------------------- files
 
 
-def read_json(file: Path) -> dict[str, Any]:
-    """Reads a JSON object.
+def read_model_json(file: Path) -> dict[str, Any]:
+    """Reads a JSON file of a model directory.
 
     Raises:
         CheckpointError: the file is missing, corrupt, or not a JSON object.
     """
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(
-            "import.unreadable", f"{file}: missing or corrupt ({error})"
-        ) from None
-    if not isinstance(content, dict):
-        raise CheckpointError("import.corrupt", f"{file}: corrupt: not a JSON object")
-    return content
+    return read_json(file, "import.unreadable", error=CheckpointError)
 
 
 def _read_optional(file: Path) -> dict[str, Any]:
-    return read_json(file) if file.is_file() else {}
+    return read_model_json(file) if file.is_file() else {}

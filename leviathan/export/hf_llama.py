@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from leviathan.checkpoint.layout import EVALUATION
 from leviathan.checkpoint.load import (
     IMPORTED_KEY,
     check_finite,
@@ -27,6 +28,7 @@ from leviathan.evaluate.llama_tokenizer import UNUSED, encode_original, load_ori
 from leviathan.export.folder import check_output_dir, replaced_atomically, write_marker
 from leviathan.export.imported_tokenizer import ImportedTokenizer, kept_tokenizer
 from leviathan.export.model_card import TokenizerNotes, model_card
+from leviathan.files import read_json
 from leviathan.model.decode import with_materialized_embedding
 from leviathan.model.transformer import CausalLM
 
@@ -364,9 +366,9 @@ def run_facts(
         "Seed": str(run.seed),
         "Dataset fingerprint": state.get("data_fingerprint"),
     }
-    measured = directory.parent.parent / "evaluation" / directory.name / "perplexity.json"
+    measured = directory.parent.parent / EVALUATION / directory.name / "perplexity.json"
     if measured.is_file():
-        values = json.loads(measured.read_text())
+        values = read_json(measured, "run.result_corrupt", "Delete it and evaluate again.")
         facts["Validation loss, nats per token"] = values.get("nats_per_token")
         facts["Validation perplexity"] = values.get("perplexity")
     return {key: value for key, value in facts.items() if value is not None}

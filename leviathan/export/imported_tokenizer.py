@@ -19,7 +19,7 @@ from leviathan.evaluate.llama_tokenizer import (
     TOKENIZER,
     TOKENIZER_CONFIG,
     load_original,
-    read_json,
+    read_model_json,
 )
 from leviathan.export.model_card import TokenizerNotes
 
@@ -52,10 +52,12 @@ class ImportedTokenizer:
 
     def notes(self, tokenizer: Tokenizer) -> TokenizerNotes:
         """Properties for the model card."""
-        added = read_json(self.folder / TOKENIZER)["added_tokens"]
+        added = read_model_json(self.folder / TOKENIZER)["added_tokens"]
         names = {token["id"]: token["content"] for token in added}
         prefixed = load_original(self.folder).encode("a").ids[:1] == [tokenizer.prefix_token]
-        splits = not read_json(self.folder / TOKENIZER_CONFIG).get("split_special_tokens", False)
+        splits = not read_model_json(self.folder / TOKENIZER_CONFIG).get(
+            "split_special_tokens", False
+        )
         return TokenizerNotes(
             tokenizer.end_of_text,
             tokenizer.prefix_token,
@@ -79,7 +81,7 @@ def keep_tokenizer(source: Path, checkpoint: Path) -> dict[str, Any]:
             (kept / name).write_bytes((source / name).read_bytes())
     if (source / TEMPLATES).is_dir():
         shutil.copytree(source / TEMPLATES, kept / TEMPLATES)
-    config = read_json(source / CONFIG)
+    config = read_model_json(source / CONFIG)
     return {SPECIAL_IDS: {key: config[key] for key in _ID_KEYS if key in config}}
 
 

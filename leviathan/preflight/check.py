@@ -71,12 +71,12 @@ def check(config: RunConfig, asked: CheckOptions) -> Report:
     if config.init_from is not None and not complete_checkpoints(config.run_dir):
         with report.catching("init_from"):
             check_first_weights(report, config)
-    hosts, port = asked.request.hosts, asked.request.port
+    hosts = asked.request.hosts
     if hosts:
         with report.catching("hosts"):
             node_checks.check_hosts(report, hosts)
-    if asked.request.launcher != "slurm":
-        node_checks.check_port(report, port, hosts)
+    if asked.request.launcher != "slurm" and (hosts or asked.request.port):
+        node_checks.check_port(report, int(asked.request.master_port), hosts)
     node_checks.check_shared_memory(report)
     return report
 

@@ -18,7 +18,8 @@ from leviathan.config.schema import RunConfig
 from leviathan.config.tracking import TrackingConfig, WandbConfig
 from leviathan.console import say
 from leviathan.credentials import cleaned
-from leviathan.errors import ConfigError
+from leviathan.errors import CheckpointError, ConfigError
+from leviathan.files import read_json
 from leviathan.train.metrics_log import METRICS, read_lines
 
 KINDS = ("loss", "val_loss", "tasks")  # keys that distinguish the lines of one step
@@ -106,7 +107,7 @@ def attach(run_dir: Path, images: dict[str, Path]) -> bool:
     if not described.is_file() or not log:
         return False
     config = read_run_config(run_dir).model_copy(update={"run_dir": run_dir})
-    about = json.loads(described.read_text())
+    about = read_json(described, "run.corrupt", error=CheckpointError)
     if config.tracking == TrackingConfig() or "run_id" not in about:
         return False
     check_packages(config.tracking)

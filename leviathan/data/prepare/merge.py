@@ -18,7 +18,7 @@ from leviathan.data.prepare.workdir import (
     check_same,
     is_finished,
     lock_for_writing,
-    read_json,
+    read_work_file,
     tidy,
 )
 from leviathan.data.tokenizer import load_tokenizer
@@ -55,10 +55,10 @@ def merge(out: Path, others: Sequence[Path], workers: int = 1) -> dict[str, Any]
             stack.enter_context(lock_for_writing(folder))
         stack.enter_context(explain_stop(out))
         works = [folder / WORK_FOLDER for folder in begun]
-        identity = read_json(works[0] / "config.json")
+        identity = read_work_file(works[0] / "config.json")
         request = _request_of(works)
         for work in works:
-            check_same(read_json(work / "config.json"), identity, work.parent)
+            check_same(read_work_file(work / "config.json"), identity, work.parent)
         config = PrepConfig.model_validate(
             request["config"] | {"out": out, "workers": workers}, strict=False
         )
@@ -92,7 +92,7 @@ def _check_merged(folder: Path, info: DatasetInfo, out: Path) -> None:
     work = folder / WORK_FOLDER
     if not (work / "request.json").is_file():
         raise _no_slice(folder)
-    request, identity = read_json(work / "request.json"), read_json(work / "config.json")
+    request, identity = read_work_file(work / "request.json"), read_work_file(work / "config.json")
     tokenizer = {"tokenizer_fingerprint": info.tokenizer.fingerprint}
     made_of = [[source.path, source.split] for source in info.sources]
     wanted = [[name, split] for name, split, _ in request["inputs"]]
@@ -147,7 +147,7 @@ def _gather(
 
 def _request_of(works: Sequence[Path]) -> dict[str, Any]:
     """What the slices were asked to make, which must be the same."""
-    requests = [read_json(work / "request.json") for work in works]
+    requests = [read_work_file(work / "request.json") for work in works]
     for work, request in zip(works, requests, strict=True):
         if request != requests[0]:
             raise DataError(

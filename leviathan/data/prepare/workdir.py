@@ -30,7 +30,7 @@ from leviathan.data.prepare.text_files import TextFolder
 from leviathan.data.prepare.tokenize import TokenizedFileInfo, TokenizeTask
 from leviathan.data.tokenizer import META_FILE, RANKS_FILE
 from leviathan.errors import DataError
-from leviathan.files import write_atomic
+from leviathan.files import read_json, write_atomic
 from leviathan.locks import lock_file
 
 LOCK_FILE = ".prep.lock"
@@ -127,7 +127,7 @@ class WorkDir:
             except OSError:
                 shutil.rmtree(self.work, ignore_errors=True)
                 raise
-        check_same(read_json(path), identity, out)
+        check_same(read_work_file(path), identity, out)
 
     def __enter__(self) -> "WorkDir":
         self.parts.mkdir(exist_ok=True)
@@ -153,7 +153,7 @@ class WorkDir:
         if (
             self.shared
             and path.exists()
-            and (there := read_json(path)["inputs"]) != request["inputs"]
+            and (there := read_work_file(path)["inputs"]) != request["inputs"]
         ):
             differ = {
                 name for name, *_ in set(map(tuple, there)) ^ set(map(tuple, request["inputs"]))
@@ -221,18 +221,13 @@ class WorkDir:
             leftover.unlink()
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """One of the work folder's JSON files.
+def read_work_file(path: Path) -> dict[str, Any]:
+    """Reads a JSON file of the work directory.
 
     Raises:
-        DataError: it is damaged.
+        DataError: the file is missing or corrupt.
     """
-    try:
-        return dict(json.loads(path.read_bytes()))
-    except (ValueError, TypeError):
-        raise DataError(
-            "prep.corrupt", f"{path} is damaged: remove {path.parent} and prepare again"
-        ) from None
+    return read_json(path, "prep.corrupt", f"Remove {path.parent} and prepare again.")
 
 
 def is_finished(out: Path) -> bool:
