@@ -10,7 +10,7 @@ __all__ = ["LeviathanEmbedding"]
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a public name when it is asked for, so that `import leviathan` waits on nothing."""
+    """Imports a public name on first use, so that `import leviathan` is fast."""
     if name == "LeviathanEmbedding":
         from leviathan.model.embedding.public import LeviathanEmbedding
 

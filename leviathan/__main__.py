@@ -1,4 +1,4 @@
-"""`python -m leviathan` is the console script `leviathan`."""
+"""Entry point of `python -m leviathan`, equal to the command `leviathan`."""
 
 from leviathan.cli import main
 

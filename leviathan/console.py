@@ -1,4 +1,4 @@
-"""Console output. Everything but results goes to standard error, from rank 0 only."""
+"""Console output. Everything except results goes to standard error, from rank 0 only."""
 
 import io
 import os
@@ -23,31 +23,31 @@ from leviathan.credentials import without_credentials
 
 console = Console(stderr=True, highlight=False, soft_wrap=True)
 
-PLAIN_INTERVAL_S = 15.0  # interval of progress lines where there is no terminal
+PLAIN_INTERVAL_S = 15.0  # interval of progress lines without a terminal, seconds
 
 _with_time = False
 
 
 def is_rank_zero() -> bool:
-    """True in the process that speaks for the run (also where no launcher set a rank)."""
+    """Whether this process prints for the run; also without a launcher."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def say(text: str, style: str | None = None) -> None:
-    """Prints one line to standard error on rank 0; `text` is never read as rich markup."""
+    """Prints one line to standard error on rank 0; `text` is not interpreted as rich markup."""
     if is_rank_zero():
         time = f"{utc_now()} " if _with_time else ""
         console.print(time + without_credentials(text), style=style, markup=False)
 
 
 def utc_now() -> str:
-    """The time as in logs: 2024-02-29T12:34:56Z."""
+    """UTC time as in logs: 2024-02-29T12:34:56Z."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 @contextmanager
 def times_on_lines() -> Iterator[None]:
-    """Begins each line of `say` with the UTC time."""
+    """Prefixes each line of `say` with the UTC time."""
     global _with_time
     before, _with_time = _with_time, True
     try:
@@ -57,7 +57,7 @@ def times_on_lines() -> Iterator[None]:
 
 
 def as_text(*tables: RenderableType) -> str:
-    """Tables as text for standard output: colored on a terminal, as wide as need be elsewhere."""
+    """Tables as text for standard output: colored on a terminal, of unlimited width elsewhere."""
     terminal = sys.stdout.isatty()
     page = Console(
         file=io.StringIO(),
@@ -72,7 +72,7 @@ def as_text(*tables: RenderableType) -> str:
 
 
 class Bar:
-    """A running count with a note; drawn live on a terminal, as plain lines elsewhere."""
+    """A progress count with a note; a live bar on a terminal, plain lines elsewhere."""
 
     def __init__(self, title: str, total: float | None, progress: Progress | None) -> None:
         self.title, self.total, self.progress = title, total, progress
@@ -81,7 +81,7 @@ class Bar:
         self._task = progress.add_task(title, total=total, note="") if progress else None
 
     def advance(self, amount: float = 1, note: str | None = None) -> None:
-        """Counts `amount` more units as done and shows `note` beside the bar."""
+        """Adds `amount` completed units and shows `note` next to the bar."""
         self.done += amount
         self.note = self.note if note is None else note
         if self.progress is not None and self._task is not None:
@@ -99,13 +99,13 @@ class Bar:
 def progress_bar(
     title: str, total: float | None = None, start: float = 0, plain: bool = True
 ) -> Iterator[Bar]:
-    """A progress bar for long work; silent on all ranks but the first.
+    """A progress bar for long work; silent except on rank 0.
 
     Args:
         title: text before the bar.
-        total: units of work; None if it is not known.
-        start: units that are already done.
-        plain: whether to print progress lines where there is no terminal.
+        total: units of work; None if unknown.
+        start: units that are already complete.
+        plain: whether to print progress lines without a terminal.
     """
     if not is_rank_zero() or not (plain or console.is_terminal):
         bar = Bar(title, total, None)

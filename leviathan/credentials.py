@@ -1,8 +1,8 @@
-"""Passwords and tokens that a URL carries: good for opening it, and for no one else to see.
+"""Removes passwords and tokens from URLs.
 
-What opens a URL has all of it; names, messages and files have `without_credentials`. Where the two
-could be mixed up, the text passes here once more: errors, everything that is said on the terminal,
-and every configuration that is written.
+Only code that opens a URL has the complete URL; names, messages and files contain the result of
+`without_credentials`. As a second safeguard, all errors, console output and written configurations
+pass through this module.
 """
 
 import re
@@ -10,7 +10,7 @@ from typing import Any
 
 HIDDEN = "***"
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'<>]+")
-# `user:password@` under any scheme, and a token alone before `@`; under others that is a container.
+# `user:password@` in any scheme, and a single token before `@`; with az:// this is a container
 _USER = re.compile(r"(?<=://)[^/?#@]*:[^/?#]*@|(?<=http://)[^/?#]+@|(?<=https://)[^/?#]+@")
 _SECRET = re.compile(
     r"(?<=[?&;#])([^=&;#]*(?:token|secret|passw|signature|credential|auth|key)[^=&;#]*|sig|pwd)="
@@ -20,7 +20,7 @@ _SECRET = re.compile(
 
 
 def without_credentials(text: str) -> str:
-    """`text` with the user part and the secret parameters of each URL in it replaced by `***`."""
+    """Replaces the user part and the secret parameters of each URL in `text` by `***`."""
     return _URL.sub(_hide, text) if "://" in text else text
 
 
@@ -29,12 +29,12 @@ def _hide(found: re.Match[str]) -> str:
 
 
 def are_hidden(url: str) -> bool:
-    """Whether this URL has been through `without_credentials` and cannot be opened any more."""
+    """Whether the credentials of this URL were removed, so that it cannot be opened."""
     return "://" in url and (f"://{HIDDEN}@" in url or f"={HIDDEN}" in url)
 
 
 def cleaned(tree: Any) -> Any:
-    """A tree of mappings, lists and texts as it may be written down."""
+    """Removes credentials from a tree of mappings, lists and texts."""
     if isinstance(tree, dict):
         return {cleaned(key): cleaned(value) for key, value in tree.items()}
     if isinstance(tree, list):

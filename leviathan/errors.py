@@ -1,6 +1,6 @@
-"""Errors that a user can cause. The command line prints them without a traceback and exits with 2.
+"""Errors caused by user input. The command line prints them without a traceback and exits with 2.
 
-Each has a stable code (`run_dir.locked`), which tests and scripts rely on, and a message, whose
+Each has a stable code (`run_dir.locked`), on which tests and scripts rely, and a message, whose
 wording may change.
 """
 
@@ -8,7 +8,7 @@ from leviathan.credentials import without_credentials
 
 
 class LeviathanError(Exception):
-    """Base class of the errors that a user can cause.
+    """Base class of errors caused by user input.
 
     Args:
         code: `subject.condition`, stable.
@@ -29,7 +29,7 @@ class ConfigError(LeviathanError):
 
 
 class LocalRankError(ConfigError):
-    """A ConfigError that only this rank has; the other ranks cannot report it."""
+    """A ConfigError on this rank only, which the other ranks cannot report."""
 
 
 class DataError(LeviathanError):

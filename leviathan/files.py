@@ -1,4 +1,4 @@
-"""Reading JSON files, and writing files completely or not at all."""
+"""Reads JSON files, and writes files atomically."""
 
 import json
 import os
@@ -10,16 +10,18 @@ from leviathan.errors import DataError, LeviathanError
 
 
 def check_writable_dir(folder: Path) -> None:
-    """Refuses a folder that could not be made or written to; before the work, not after it.
+    """Checks before long work that a directory can be created and written to.
 
-    Nothing is made: a nameless file is tried in the nearest folder that is there.
+    Creates nothing visible: an unnamed temporary file is opened in the nearest existing parent.
 
     Raises:
-        DataError: something in its path is a file, or nothing can be written there.
+        DataError: a part of the path is a file, or the directory is not writable.
     """
     there = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
     if not there.is_dir():
-        raise DataError("output.not_writable", f"cannot write to {folder}: {there} is not a folder")
+        raise DataError(
+            "output.not_writable", f"cannot write to {folder}: {there} is not a directory"
+        )
     try:
         with TemporaryFile(dir=there):
             pass
@@ -30,13 +32,15 @@ def check_writable_dir(folder: Path) -> None:
 
 
 def check_writable_file(file: Path) -> None:
-    """As `check_writable_dir`, for a file that is to be written.
+    """Like `check_writable_dir`, for an output file.
 
     Raises:
-        DataError: it is a folder, or its own folder cannot be written to.
+        DataError: it is a directory, or its parent is not writable.
     """
     if file.is_dir():
-        raise DataError("output.not_writable", f"cannot write {file}: it is a folder; name a file")
+        raise DataError(
+            "output.not_writable", f"cannot write {file}: it is a directory; expected a file name"
+        )
     check_writable_dir(file.parent)
 
 
@@ -68,7 +72,7 @@ def read_json(
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Writes `content` beside `path`, flushes it to the disk and renames it into place."""
+    """Writes `content` to a temporary file, flushes it to disk and renames it to `path`."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:

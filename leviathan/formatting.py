@@ -1,4 +1,4 @@
-"""Numbers as people read them: sizes, counts and durations."""
+"""Formats numbers for people: sizes, counts and durations."""
 
 
 def format_bytes(size: float) -> str:

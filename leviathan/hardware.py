@@ -1,4 +1,4 @@
-"""Accelerators by the vendors' data sheets: memory, dense bf16 peak and memory bandwidth."""
+"""Accelerators according to the data sheets: memory, dense bf16 peak and memory bandwidth."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ class Device:
     Attributes:
         memory_bytes: device memory.
         flops: peak of dense bf16 matrix products, FLOP/s.
-        bandwidth: of the device memory, bytes/s.
+        bandwidth: bandwidth of the device memory, bytes/s.
     """
 
     memory_bytes: float
@@ -18,7 +18,7 @@ class Device:
     bandwidth: float
 
 
-# SXM modules; a longer name is matched before a shorter one.
+# SXM modules; longer names are matched first
 DEVICES = {
     "a100": Device(80e9, 312e12, 2.04e12),
     "a100-40": Device(40e9, 312e12, 1.56e12),
@@ -29,5 +29,6 @@ DEVICES = {
 
 
 def find_device(name: str) -> Device | None:
-    """The device whose name is part of `name`, such as "NVIDIA H100 80GB HBM3"; None if unknown."""
+    """The device whose name is contained in `name`, such as "NVIDIA H100 80GB HBM3"; None if
+    unknown."""
     return next((device for known, device in DEVICES.items() if known in name.lower()), None)

@@ -1,4 +1,4 @@
-"""AdamW, its parameter groups and the learning rate as a pure function of the step."""
+"""AdamW, its parameter groups, and the learning rate as a pure function of the step."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -17,19 +17,19 @@ FUSED_ON = ("cpu", "cuda")  # devices for which torch has a fused AdamW
 
 
 def lr_at(optim: OptimConfig, steps: int, step: int) -> float:
-    """The learning rate of one optimizer step; no state, so a resume cannot get it wrong.
+    """The learning rate of one optimizer step, without state that a resume would have to restore.
 
-    Linear warm-up that reaches the peak with step `warmup_steps - 1`, then one of
+    Linear warm-up that reaches the peak at step `warmup_steps - 1`, then one of
 
-    - cosine: from the peak to `final_lr_ratio` of it with the last step,
-    - wsd (warm-up, stable, decay): the peak, but over the last `decay_fraction` of the run's steps
-      a straight line that reaches `final_lr_ratio` with the last one (arXiv 2404.06395, section 4),
-    - constant: the peak throughout.
+    - cosine: from the peak to `final_lr_ratio` of it at the last step,
+    - wsd (warm-up, stable, decay): the peak, then over the last `decay_fraction` of the steps a
+      linear decay to `final_lr_ratio` at the last step (arXiv 2404.06395, section 4),
+    - constant: the peak.
 
     Args:
-        optim: peak, warm-up and form.
-        steps: length of the whole run in optimizer steps.
-        step: the step about to be taken, counted from 0.
+        optim: peak, warm-up and shape.
+        steps: length of the run in optimizer steps.
+        step: index of the next step, from 0.
     """
     assert 0 <= step < steps
     if step < optim.warmup_steps:
@@ -53,8 +53,8 @@ class ParamGroup:
         selector: selector of the group in `optim.groups`; "default" if no group matches.
         roles: parameter name → role.
         lr_scale: multiplier of the learning rate.
-        weight_decay: AdamW's decoupled weight decay.
-        betas: AdamW's β₁ and β₂.
+        weight_decay: decoupled weight decay of AdamW.
+        betas: β₁ and β₂ of AdamW.
         clip: maximum gradient norm of all groups with this `selector`; None: clipped together with
             all other parameters without `clip`, under `optim.grad_clip`.
     """
@@ -68,7 +68,7 @@ class ParamGroup:
 
 
 def param_roles(model: nn.Module) -> dict[str, Role]:
-    """Name → role of every parameter, from the modules' `param_roles`; shared parameters once."""
+    """Name → role of every parameter, from `param_roles` of the modules; shared parameters once."""
     roles: dict[str, Role] = {}
     for prefix, module in model.named_modules():
         for local, role in getattr(module, "param_roles", dict)().items():
@@ -80,7 +80,7 @@ def param_roles(model: nn.Module) -> dict[str, Role]:
 
 
 def resolve_groups(model: nn.Module, optim: OptimConfig) -> list[ParamGroup]:
-    """The parameter groups of a model: one for each selector and weight decay.
+    """The parameter groups of a model: one per selector and weight decay.
 
     Raises:
         ConfigError: a name pattern of `optim.groups` matches no parameter, or only parameters of
@@ -126,8 +126,8 @@ def describe_groups(model: nn.Module, optim: OptimConfig) -> list[dict[str, Any]
     """The resolved groups, one row per role in each group.
 
     Args:
-        model: may be on the meta device.
-        optim: section with `groups`.
+        model: a model, possibly on the meta device.
+        optim: configuration with `groups`.
 
     Returns:
         Rows with `selector, role, tensors, parameters, lr, lr_scale, weight_decay, betas, clip`;
@@ -164,11 +164,11 @@ def describe_groups(model: nn.Module, optim: OptimConfig) -> list[dict[str, Any]
 
 
 class GuardedAdamW(torch.optim.AdamW):
-    """torch's AdamW with a veto and a clip: what an engine that bundles its step cannot be told.
+    """AdamW of torch with a veto and clipping, for engines whose step cannot be split.
 
     Attributes:
-        veto: while it is set, `step` touches neither weights nor moments. So an engine can be run
-            through a step whose gradients are not finite, and come out as it went in.
+        veto: while it is set, `step` changes neither weights nor moments, so that an engine can
+            complete a step with non-finite gradients without effect.
         clip_index: parameter name → index of its gradient norm in the argument of `clip`.
     """
 
@@ -177,16 +177,16 @@ class GuardedAdamW(torch.optim.AdamW):
 
     @property
     def clip_count(self) -> int:
-        """Number of gradient norms that `clip` takes."""
+        """Number of gradient norms that `clip` expects."""
         return 1 + max(group.get("clip_index", 0) for group in self.param_groups)
 
     def set_lr(self, lr: float) -> None:
-        """Sets the learning rate of every group: `lr` times its scale."""
+        """Sets the learning rate of every group to `lr` times its scale."""
         for group in self.param_groups:
             group["lr"] = lr * group["lr_scale"]
 
     def clip(self, norms: Sequence[float]) -> None:
-        """Scales gradients in the next step so that no norm exceeds its maximum.
+        """Scales the gradients of the next step so that no norm exceeds its maximum.
 
         Args:
             norms: L2 norm of the gradients by `clip_index`, over all ranks.
@@ -195,11 +195,11 @@ class GuardedAdamW(torch.optim.AdamW):
             group["grad_scale"] = min(1.0, group["max_norm"] / (norms[group["clip_index"]] + 1e-6))
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """One AdamW update, or nothing while `veto` is set."""
+        """One AdamW update; does nothing while `veto` is set."""
         if self.skip_step:
             return None
         for group in self.param_groups:
-            # In fp32 with every engine.
+            # in fp32 with every engine
             gradients = [p.grad for p in group["params"] if p.grad is not None]
             if group.get("grad_scale", 1.0) < 1 and gradients:
                 torch._foreach_mul_(gradients, group["grad_scale"])  # pyright: ignore[reportPrivateImportUsage]

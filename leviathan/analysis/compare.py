@@ -1,8 +1,9 @@
-"""Runs side by side: every number of the report, as plain JSON values.
+"""Comparison of runs: every number of the report, as plain JSON values.
 
-A report has groups (comparisons of their own); a group has arms, the first of which is the
-baseline; an arm has one run a seed. A difference is that of two runs which saw the same tokens in
-the same order for the same number of steps, and an arm's difference the mean over its seeds.
+A report has groups, which are compared separately. A group has arms, the first of which is the
+baseline; an arm has one run per seed. A difference is computed between two runs that saw the same
+tokens in the same order for the same number of steps; the difference of an arm is the mean over
+its seeds.
 """
 
 from collections.abc import Sequence
@@ -24,9 +25,9 @@ from leviathan.config.identity import flatten, within
 from leviathan.errors import DataError
 from leviathan.evaluate.frequency_buckets import comparisons_of
 
-# Known to differ between runs that are intended to be compared, or to say nothing about the model.
+# Expected to differ between compared runs, or without effect on the model.
 _NOT_A_DIFFERENCE = ("run_dir",)
-# Keys that may differ between runs of one arm. They change speeds and rounding errors of the loss.
+# Keys that may differ between the runs of one arm: they affect speed and rounding errors only.
 _COMPUTED_DIFFERENTLY = ("engine", "parallel", "model.embedding.tp_mode", "train.micro_batch_size")
 
 
@@ -34,12 +35,12 @@ def compare(paths: Sequence[Path], allow_unequal: bool = False) -> dict[str, Any
     """Reads the runs and returns every number of the report as plain JSON values.
 
     Args:
-        paths: run folders, the first of the baseline; or one experiment.
+        paths: run directories, the baseline first; or one experiment.
         allow_unequal: also compare runs that differ in data, order, tokenizer or budget.
 
     Raises:
-        DataError: no run was given, a folder is not a run, or no two of the runs may be compared.
-        ConfigError: an experiment's file cannot be read.
+        DataError: no run was given, a directory is not a run, or no two runs are comparable.
+        ConfigError: the experiment file cannot be read.
     """
     gathered = load_runs(paths)
     names = list(dict.fromkeys(entry.group for entry in gathered.entries))
@@ -61,7 +62,7 @@ def compare(paths: Sequence[Path], allow_unequal: bool = False) -> dict[str, Any
 
 
 def config_differences(entries: Sequence[RunRecord]) -> list[dict[str, Any]]:
-    """Configuration keys in which runs differ, as dotted paths, with one value per run."""
+    """Configuration keys in which the runs differ, as dotted paths, with one value per run."""
     flat = [flatten(entry.run.config) for entry in entries]
     keys = sorted({key for config in flat for key in config} - set(_NOT_A_DIFFERENCE))
     rows = []
@@ -87,14 +88,14 @@ def _check_comparable(group: dict[str, Any]) -> None:
     )
     raise DataError(
         "report.not_comparable",
-        f"no two of these runs can be compared fairly:\n{refused}\n"
-        "Train them on the same data with the same seed and budget, evaluate them with the same "
-        "`leviathan perplexity RUN DATA`, or compare them all the same with --allow-unequal",
+        f"no two of these runs can be compared fairly:\n{refused}\nTrain them on the same data "
+        "with the same seed and budget, evaluate them with the same `leviathan perplexity RUN "
+        "DATA`, or pass --allow-unequal to compare them anyway",
     )
 
 
 def _group(name: str, entries: Sequence[RunRecord], allow_unequal: bool) -> dict[str, Any]:
-    """One comparison; of a sweep, that of each arm at the values that suit it best."""
+    """Compares the arms of one group; a swept arm is represented by its best values."""
     entries, loss_note = with_common_losses(entries)
     swept = sweep_of(entries)
     kept = best_entries(entries) if swept else list(entries)
@@ -142,7 +143,7 @@ def _comparisons(
 
 
 def _run_row(entry: RunRecord) -> dict[str, Any]:
-    """What one run is and came to."""
+    """Configuration, results and costs of one run."""
     run = entry.run
     loss, evaluation = run.validation_loss, run.perplexity or {}
     return {
@@ -174,7 +175,7 @@ def _run_row(entry: RunRecord) -> dict[str, Any]:
 
 
 def _arm(label: str, entries: Sequence[RunRecord], pairs: Sequence[Pair]) -> dict[str, Any]:
-    """An arm's figures, means over its seeds; and its pairs with the baseline."""
+    """Figures of an arm (means over its seeds) and its pairs with the baseline."""
     rows = [_run_row(entry) for entry in entries]
     first = rows[0]
     means = {
@@ -231,10 +232,10 @@ def _pair(pair: Pair) -> dict[str, Any]:
 def _relative(
     base: dict[str, Any], arm: dict[str, Any], counted: Sequence[Pair]
 ) -> dict[str, Any] | None:
-    """Differences to the baseline over the seeds that have one; None where none has.
+    """Mean differences to the baseline over the paired seeds; None if there are none.
 
-    Percentages are of the baseline's value, as the papers state them: `loss_gain_percent` is
-    positive where the arm is better, `perplexity_percent` negative.
+    Percentages are relative to the baseline, as in the papers: `loss_gain_percent` is positive if
+    the arm is better, `perplexity_percent` negative.
     """
     pairs = [pair for pair in counted if pair.entry.arm == arm["label"]]
     if not pairs:
@@ -305,7 +306,7 @@ def _mean_efficiency(pairs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _curve(label: str, entries: Sequence[RunRecord], counted: Sequence[Pair]) -> dict[str, Any]:
-    """Training and validation loss over tokens, and the paired difference: means with bands."""
+    """Training and validation loss over tokens, and the paired difference: means and ranges."""
 
     def train(run: Run) -> tuple[np.ndarray, np.ndarray]:
         return run.metrics["step"] * float(run.tokens_per_step), run.metrics["loss"]

@@ -1,4 +1,4 @@
-"""Loss curves: smoothing, means over seeds with their bands, and tokens to a given loss."""
+"""Loss curves: smoothing, means and ranges over seeds, and tokens to a given loss."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,7 @@ import numpy as np
 
 
 def smoothed(values: np.ndarray, width: int) -> np.ndarray:
-    """Centerd moving mean over `width` values, over fewer at both ends."""
+    """Centered moving average over `width` values; the window is truncated at both ends."""
     half = width // 2
     total = np.concatenate([[0.0], np.cumsum(values)])
     index = np.arange(len(values))
@@ -16,18 +16,18 @@ def smoothed(values: np.ndarray, width: int) -> np.ndarray:
 
 
 def smoothing_width(points: int) -> int:
-    """Logged steps in one smoothed value: about a fifteenth of the curve, odd."""
+    """Odd window width of the smoothing: about 1/15 of the number of logged steps."""
     return 2 * (points // 30) + 1
 
 
 def band(curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> dict[str, list[float]]:
-    """Mean, least and greatest value of several curves where all of them have a finite one.
+    """Mean, minimum and maximum of several curves where all of them are finite.
 
     Args:
         curves: (x [N], y [N]) each.
 
     Returns:
-        `at`, `mean`, `low`, `high`, equally long.
+        `at`, `mean`, `low` and `high`, of equal length.
     """
     finite = [
         {float(x): float(y) for x, y in zip(*pair, strict=True) if np.isfinite(y)}
@@ -44,7 +44,7 @@ def band(curves: Sequence[tuple[np.ndarray, np.ndarray]]) -> dict[str, list[floa
 def difference(
     curve: tuple[np.ndarray, np.ndarray], base: tuple[np.ndarray, np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """One curve less another where both have a value."""
+    """Difference of two curves where both have a value."""
     theirs = dict(zip(*(part.tolist() for part in base), strict=True))
     both = [
         (x, y - theirs[x])
@@ -55,14 +55,14 @@ def difference(
 
 
 def tokens_to(curve: np.ndarray, loss: float) -> float | None:
-    """Tokens after which a curve first is at `loss` or below, interpolated in log tokens.
+    """Number of tokens after which a curve first reaches `loss`, interpolated in log tokens.
 
     Args:
-        curve: rows (tokens, nats), ascending, [N, 2].
-        loss: the aim.
+        curve: (tokens, loss in nats) in ascending order of tokens, `[N, 2]`.
+        loss: target loss, nats per token.
 
     Returns:
-        Tokens; None where the curve never comes down to it.
+        The number of tokens; None if the curve does not reach `loss`.
     """
     below = np.flatnonzero(curve[:, 1] <= loss)
     if not len(below):
@@ -76,15 +76,16 @@ def tokens_to(curve: np.ndarray, loss: float) -> float | None:
 
 
 def efficiency(run: Any, base: Any) -> dict[str, Any]:
-    """Tokens and device-hours to the same loss, of one run against its baseline.
+    """Tokens and device-hours that a run and its baseline need to reach the same loss.
 
     Args:
-        run, base: `Run`s; both read from their validation curves.
+        run, base: the run and its baseline; their validation curves are used.
 
     Returns:
-        `tokens` of `run` to the baseline's final loss and `ratio`, how many times fewer they are;
-        where it never gets there, both None and `behind`: the share of its tokens after which the
-        baseline was already where `run` ends. `hours` and `base_hours`, by each one's speed.
+        `tokens` that `run` needs to reach the final loss of the baseline, and `ratio`, the factor
+        by which they are fewer. If `run` does not reach it, both are None and `behind` is the share
+        of its tokens after which the baseline had reached the final loss of `run`. `hours` and
+        `base_hours` follow from the speed of each run.
     """
     own, theirs = run.validation_curve, base.validation_curve
     if not len(own) or not len(theirs):
@@ -105,7 +106,7 @@ def efficiency(run: Any, base: Any) -> dict[str, Any]:
 
 
 def _hours(run: Any, tokens: float | None) -> float | None:
-    """Device-hours for so many tokens at a run's own speed."""
+    """Device-hours for a number of tokens at the speed of a run."""
     if tokens is None or not run.tokens_per_s:
         return None
     return tokens / run.tokens_per_s / 3600 * (run.facts.get("world_size") or 1)

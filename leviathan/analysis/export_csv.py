@@ -1,4 +1,4 @@
-"""The report's numbers as CSV tables, for whoever draws them again."""
+"""The numbers of the report as CSV tables, for further analysis."""
 
 import csv
 import io
@@ -24,7 +24,7 @@ _RELATIVE += ("flops_percent",)
 
 
 def csv_files(report: dict[str, Any]) -> dict[str, str]:
-    """File name → text; a table without a row is omitted."""
+    """Returns file name → CSV text; empty tables are omitted."""
     groups = report["groups"]
     found = {
         "runs.csv": _runs(report["runs"]),
@@ -38,7 +38,7 @@ def csv_files(report: dict[str, Any]) -> dict[str, str]:
 
 
 def _runs(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row a run; `kind`, `parameters`, `tokens` and `loss` are what `leviathan fit` reads."""
+    """One row per run; `leviathan fit` reads `kind`, `parameters`, `tokens` and `loss`."""
     return [
         {
             "experiment": run["group"],

@@ -1,7 +1,7 @@
-"""A drawing as a page and as files need it: SVG whose colors are CSS variables, SVG alone, PNG.
+"""A figure as SVG with CSS colors for a page, as a standalone SVG file and as PNG.
 
-Every drawing for a page is made twice, wide and narrow: text in an SVG that is scaled down to a
-telephone's width cannot be read.
+Every figure of a page is drawn twice, wide and narrow: text in an SVG that is scaled to the width
+of a phone is not legible.
 """
 
 import io
@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from leviathan.files import write_atomic
 
-# Okabe and Ito's colors, told apart under every common color blindness; the baseline is gray.
+# Okabe and Ito's palette, distinguishable with color blindness; the baseline is gray
 COLORS = ("#6a737d", "#0072b2", "#d55e00", "#009e73", "#a6518b", "#b8860b", "#56a3d9", "#7d5a3c")
 INK, MUTED, GRID = "#1f2328", "#656d77", "#d8dee4"
 VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--grid"} | {
@@ -53,13 +53,13 @@ _STYLE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class ReportFigure:
-    """One drawing in every form.
+    """One figure in every form.
 
     Attributes:
-        name: of its files, without an ending.
+        name: file name without suffix.
         wide, narrow: `<svg>` elements for a page, colors by CSS variable.
-        svg: a file of its own, for white paper.
-        png: the same as pixels.
+        svg: standalone SVG for a white background.
+        png: the same as PNG.
     """
 
     name: str
@@ -78,11 +78,11 @@ class ReportFigure:
 
 
 def draw_figure(name: str, draw: Callable[[bool], Figure]) -> ReportFigure:
-    """Draws twice; `draw(narrow)` gives a figure 8 inches wide, or 4 for a telephone."""
+    """Draws twice; `draw(narrow)` returns a figure 8 inches wide, or 4 inches if `narrow`."""
     forms = []
     png = b""
     for narrow in (False, True):
-        # Ids inside the SVG are derived from the drawing's name, so that none clash on a page.
+        # Ids in the SVG are derived from the name of the figure and therefore unique on a page.
         settings: Any = _STYLE | {"svg.hashsalt": f"{name}{narrow}"}
         with matplotlib.rc_context(settings):
             figure = draw(narrow)
@@ -97,28 +97,28 @@ def draw_figure(name: str, draw: Callable[[bool], Figure]) -> ReportFigure:
 
 
 def size(narrow: bool, height: float) -> tuple[float, float]:
-    """Inches of a figure whose wide form is `height` high."""
+    """Height in inches of a figure whose wide form is `height` inches high."""
     return (4.0, height * 0.92) if narrow else (8.0, height)
 
 
 def standalone(svg: str) -> str:
-    """An SVG for a file of its own: namespaces back in, colors for a white page."""
+    """A standalone SVG: with namespaces, and colors for a white background."""
     names = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
     return re.sub(r"var\(--[a-z0-9-]+, (#\w+)\)", r"\1", svg).replace("<svg ", f"<svg {names} ", 1)
 
 
 def color(number: int) -> str:
-    """The color of the so-many-th series; the first is the baseline's."""
+    """Color of the series with this index; index 0 is the baseline."""
     return COLORS[number % len(COLORS)]
 
 
 def signed(value: float) -> str:
-    """+0.1 or −0.1, for axes."""
+    """Formats an axis tick with its sign: `+0.1` or `−0.1`."""
     return "0" if abs(value) < 1e-9 else f"{value:+.3g}".replace("-", "−")
 
 
 def label_ends(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
-    """Names at the right end of their lines (value, name, color), pushed apart where need be."""
+    """Labels lines (value, name, color) at their right end, without overlaps."""
     low, high = axes.get_ylim()
     height = axes.get_window_extent().height / axes.figure.dpi  # inches
     apart = (high - low) * 0.16 / max(height, 0.5)
@@ -140,20 +140,20 @@ def label_ends(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
 
 
 def note(axes: Axes, x: float, y: float, text: str, **where: Any) -> None:
-    """A remark inside the axes, in the axes' own fractions."""
+    """Writes a note inside the axes; the position is in axes coordinates."""
     axes.text(
         x, y, text, transform=axes.transAxes, color=MUTED, fontsize=7.5, linespacing=1.5, **where
     )
 
 
 def _svg(figure: Figure) -> str:
-    """The drawing as an `<svg>` element for a page: no prologue, no metadata, colors by name."""
+    """The figure as an `<svg>` element for a page: no prologue or metadata, colors by name."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"<style.*?</style>", "", svg, flags=re.DOTALL)  # it would style the whole page
+    svg = re.sub(r"<style.*?</style>", "", svg, flags=re.DOTALL)  # would style the page
     svg = re.sub(r' xmlns(:\w+)?="[^"]*"| (width|height)="[\d.]+pt"', "", svg, count=4)
     svg = svg.replace("'DejaVu Sans'", FONT).replace("<svg ", '<svg stroke-linejoin="round" ', 1)
     for shade, name in VARIABLES.items():

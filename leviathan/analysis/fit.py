@@ -1,4 +1,4 @@
-"""`leviathan fit`: what a table of losses says about scaling, and what it cannot say."""
+"""`leviathan fit`: fits scaling laws to a table of losses and states what the table determines."""
 
 import json
 from collections.abc import Sequence
@@ -42,21 +42,21 @@ def fit_table(
     out: Path | None = None,
     replicates: int = scaling.REPLICATES,
 ) -> dict[str, Any]:
-    """Fits a scaling law to every kind in a table and holds the other kinds against the baseline.
+    """Fits a scaling law to every kind in a table and compares the kinds with the baseline.
 
     Args:
         path: a CSV with `parameters`, `tokens`, `loss` and, to compare, `kind`.
-        form: which variables; `auto` takes those that the table can tell apart.
-        baseline: the kind to express the others in; omitted, `tied` or the first.
+        form: variables of the law; `auto` selects those that the table determines.
+        baseline: the kind to compare with; default: `tied` if present, else the first.
         floor: False fixes E = 0.
-        out: folder for `fit.json`, `fit.svg` and `fit.png`.
+        out: directory for `fit.json`, `fit.svg` and `fit.png`.
         replicates: number of refits from which the intervals are computed.
 
     Returns:
-        Every number, and under "says" what they mean in sentences.
+        Every number; "says" contains the conclusions as sentences.
 
     Raises:
-        DataError: a bad table, too few rows for the form, or no such baseline.
+        DataError: an invalid table, too few rows for the form, or an unknown baseline.
     """
     files = {name: out / f"fit.{name}" for name in ("json", "svg", "png")} if out else {}
     for file in files.values():
@@ -73,7 +73,7 @@ def fit_table(
         raise DataError(
             "fit.not_identifiable",
             f"{path}: {FORMS[chosen]} cannot be fitted to {base}: all its rows have the same "
-            "parameters, or the same tokens; --form n and d take one of them",
+            "number of parameters or of tokens; use --form n or --form d",
         )
     fits = {
         kind: _fit_kind(points_of(own), chosen, floor, replicates, seed)
@@ -101,7 +101,7 @@ def fit_table(
 
 
 def fit_text(result: dict[str, Any]) -> str:
-    """The result as people read it."""
+    """The result as text."""
     table = Table(title=result["formula"], title_justify="left")
     names = [name for name in Names if name in next(iter(result["fits"].values()))["values"]]
     for head in ("kind", "rows", *(_GREEK.get(name, name) for name in names), "misfit"):
@@ -161,7 +161,7 @@ def _baseline(path: Path, kinds: Sequence[str], asked: str | None) -> str:
     if asked is not None and asked not in kinds:
         raise DataError(
             "fit.unknown_kind",
-            f"{path}: no kind {asked!r} in the table; there are {', '.join(kinds)}",
+            f"{path} contains no kind {asked!r}; its kinds are {', '.join(kinds)}",
         )
     return asked or ("tied" if "tied" in kinds else kinds[0])
 
@@ -172,7 +172,7 @@ def _varies(points: Points, form: Form) -> bool:
 
 
 def _form(points: Points, asked: Form | Literal["auto"]) -> Form:
-    """The form asked for, or the one whose terms the rows can tell apart."""
+    """The configured form, or the one whose terms the rows determine."""
     if asked != "auto":
         return asked
     if not _varies(points, "n"):
@@ -185,8 +185,8 @@ def _form(points: Points, asked: Form | Literal["auto"]) -> Form:
 def _too_few(path: Path, kind: str, rows: Sequence[LossRow], form: Form, need: int) -> str:
     of_kind = "" if kind == ALL_ROWS else f" of kind {kind!r}"
     text = (
-        f"{path}: {len(rows)} row{'s' * (len(rows) != 1)}{of_kind}, and {FORMS[form]} is free in "
-        f"{need} numbers: give at least {need} rows, {need + MIN_SPARE} for intervals"
+        f"{path}: {len(rows)} row{'s' * (len(rows) != 1)}{of_kind}, but {FORMS[form]} has "
+        f"{need} free parameters: provide at least {need} rows, or {need + MIN_SPARE} for intervals"
     )
     return f"{text}; --no-floor fixes E = 0 and needs {need - 1}" if need > 2 else text
 
@@ -196,7 +196,7 @@ def _fit_kind(
 ) -> dict[str, Any]:
     law = scaling.fit(points, form, floor)
     reason = scaling.no_fit_interval(points, law, floor)
-    # Rows that the law fits exactly may still be numerous enough; only their noise is unknown.
+    # Rows that the law fits exactly may still be sufficient; only their noise is unknown.
     enough = no_interval("row", len(points), free_parameters(form, floor)) is None
     draws = scaling.bootstrap(points, law, floor, replicates, seed) if enough else None
     values = law.named()
@@ -223,11 +223,11 @@ def _fit_kind(
 def _effective(
     rows: Sequence[LossRow], base: str, fits: dict[str, Any], form: Form
 ) -> list[dict[str, Any]]:
-    """For every row of another kind: the baseline's N (or D) that reaches its loss.
+    """For every row of another kind: the N (or D) at which the baseline reaches its loss.
 
-    The row's loss is as noisy as the fitted losses. The interval therefore samples both the
-    baseline's law and the row's loss. The noise of the row is the larger of the baseline's scatter
-    and, where its kind has enough rows to estimate it, the scatter of its own kind.
+    The loss of the row is as noisy as the fitted losses. The interval therefore samples both the
+    law of the baseline and the loss of the row. The noise of the row is the larger of the scatter
+    of the baseline and, if its kind has enough rows to estimate it, that of its kind.
     """
     found = []
     fitted = fits[base]
@@ -245,7 +245,7 @@ def _effective(
 def _judged_losses(
     row: LossRow, base: scaling.BootstrapFits | None, own: scaling.BootstrapFits | None, seed: int
 ) -> np.ndarray | None:
-    """Samples of the row's loss, one per replicate of the baseline's law."""
+    """Samples of the loss of a row, one per replicate of the law of the baseline."""
     if base is None:
         return None
     random = np.random.default_rng(10_000 + seed)
@@ -281,9 +281,9 @@ def _needs(
 
 
 def _exponents(fits: dict[str, Any], base: str) -> list[dict[str, Any]]:
-    """Each kind's exponents minus the baseline's, with intervals from independent replicates.
+    """Differences of the exponents of each kind to the baseline, with bootstrap intervals.
 
-    `differs` is None where there is no interval: whether the exponents differ is then unknown.
+    `differs` is None without an interval: whether the exponents differ is then unknown.
     """
     found = []
     for kind, fitted in fits.items():
@@ -325,15 +325,15 @@ def _comparisons(result: dict[str, Any]) -> int:
 def _summary(
     result: dict[str, Any], points: Points, asked: Form | Literal["auto"], floor: bool
 ) -> list[str]:
-    """What the numbers suffice for, in sentences."""
+    """The conclusions that the numbers support, as sentences."""
     sentences = []
     line = scaling.line_of(points)
     if line is not None:
         sentences.append(
             f"Parameters and tokens rise together in this table (D ~ N^{line:.2f}), so α and β "
-            "cannot be told apart: the exponent is that of this path, and the effective capacity "
-            "compares models along it, tokens growing with size."
-            + (" The form asked for cannot be determined by it." if asked == "nd" else "")
+            "cannot be determined separately: the exponent applies to this relation of N and D "
+            "only, and so does the effective capacity."
+            + (" The table does not determine the requested form." if asked == "nd" else "")
         )
     for kind, figures in result["fits"].items():
         if figures["spare"] == 0:
@@ -342,22 +342,25 @@ def _summary(
                 "every row, so the rows do not test the formula."
             )
         if floor and not figures["floor_seen"]:
-            sentences.append(f"{kind}: the rows show no floor (E = 0): they do not bend yet.")
+            sentences.append(
+                f"{kind}: the fitted floor is E = 0: the loss shows no curvature "
+                "toward a floor in this range."
+            )
     for row in result["exponents"]:
         lead = (
-            f"{_GREEK[row['exponent']]} of {row['kind']} less {result['baseline']}'s: "
+            f"{_GREEK[row['exponent']]} of {row['kind']} minus that of {result['baseline']}: "
             f"{row['difference']:+.3f}"
         )
         if row["differs"] is None:
-            sentences.append(f"{lead}: no interval and no verdict ({row['no_interval']}).")
+            sentences.append(f"{lead}: no interval, so no conclusion ({row['no_interval']}).")
             continue
         low, high = row["interval"]
         verdict = "the exponents differ" if row["differs"] else "no significant difference"
         sentences.append(f"{lead} ({low:+.3f} to {high:+.3f}): {verdict}.")
     for finding in result["contradictions"]:
         sentences.append(
-            f"Line {finding['line']} ({finding['kind']}, {finding['parameters']:,.0f} parameters) "
-            f"contradicts itself: {finding['finding']}."
+            f"Line {finding['line']} ({finding['kind']}, {finding['parameters']:,.0f} "
+            f"parameters) is inconsistent: {finding['finding']}."
         )
     return sentences
 

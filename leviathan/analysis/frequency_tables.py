@@ -1,4 +1,4 @@
-"""Loss by training frequency of arms: means over seeds, and paired differences to the baseline."""
+"""Loss by training frequency per arm: means over seeds, and paired differences to the baseline."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -12,11 +12,11 @@ from leviathan.evaluate.frequency_buckets import SCALES, FrequencyBuckets, Scale
 def frequency_of(
     by_arm: Mapping[str, Sequence[RunRecord]], paired: Collection[str]
 ) -> dict[str, Any] | None:
-    """The arms that have been scored by frequency, and their differences to the first arm.
+    """Frequency tables of the arms that have them, and their differences to the first arm.
 
     Args:
         by_arm: runs by arm, the baseline first.
-        paired: arms that may be compared with the baseline.
+        paired: arms that are comparable with the baseline.
     """
     present = {label: strata for label, own in by_arm.items() if (strata := _mean(own))}
     if not present:
@@ -38,7 +38,8 @@ def frequency_of(
 
 
 def _mean(entries: Sequence[RunRecord]) -> FrequencyBuckets | None:
-    """One arm's strata, each document's loss the mean over seeds; None unless all were scored."""
+    """Buckets of one arm, with the loss of each document as mean over seeds; None unless all have
+    it."""
     all_strata = [entry.run.strata for entry in entries]
     known = [strata for strata in all_strata if strata is not None]
     if len(known) < len(all_strata) or len({strata.identity for strata in known}) != 1:

@@ -1,4 +1,4 @@
-"""Geometry of an input table: norms, effective rank, isotropy, neighbors. Plain numpy.
+"""Geometry of an embedding table in numpy: norms, effective rank, isotropy, neighbors.
 
 Sources: effective rank after Roy and Vetterli 2007, of the variance along principal axes; isotropy
 I(E) after Mu and Viswanath 2018 (arXiv 1702.01417), equation 4; linear CKA after Kornblith et al.
@@ -17,17 +17,18 @@ QUANTILES = (0.05, 0.5, 0.95)
 
 
 def geometry(table: np.ndarray, counts: np.ndarray | None = None) -> dict[str, Any]:
-    """What a table looks like.
+    """Computes the geometry of an embedding table.
 
     Args:
-        table: one row a token id, [V, D] float.
-        counts: occurrences of every id in training, [V]; without them nothing is told by frequency.
+        table: one vector per token id, `[V, D]` float.
+        counts: occurrences of every id in training, `[V]`; without them, `by_frequency` and
+            `rank_correlation` are omitted.
 
     Returns:
-        `norm` (mean, std, quantiles), `by_frequency` (rows by bucket), `rank_correlation` of norm
-        and count, `spectrum` (variance shares along principal axes, descending), `effective_rank`,
-        `axes_for_90_percent`, `mean_cosine` of two tokens, `mean_share` (part of the mean square
-        that is the common mean), `isotropy`, `distinct` rows.
+        `norm` (mean, std, quantiles), `by_frequency` (vectors by bucket), `rank_correlation` of
+        norm and count, `spectrum` (variance shares along principal axes, descending),
+        `effective_rank`, `axes_for_90_percent`, `mean_cosine` of two tokens, `mean_share` (share of
+        the mean square due to the common mean), `isotropy`, and the number of `distinct` vectors.
     """
     table = np.asarray(table, dtype=np.float64)
     norms = np.linalg.norm(table, axis=1)
@@ -58,13 +59,14 @@ def geometry(table: np.ndarray, counts: np.ndarray | None = None) -> dict[str, A
 
 
 def effective_rank(shares: np.ndarray) -> float:
-    """exp of the entropy of variance shares: D if all axes carry as much, 1 if one carries all."""
+    """Exponential of the entropy of the variance shares: D if all are equal, 1 if one axis has
+    all."""
     kept = shares[shares > 0]
     return float(np.exp(-(kept * np.log(kept)).sum())) if len(kept) else 0.0
 
 
 def mean_cosine(table: np.ndarray) -> float:
-    """Mean cosine of two different rows, exact over all pairs; 0 where rows have no direction."""
+    """Mean cosine of two different vectors, exact over all pairs; 0 for vectors of zero norm."""
     units = _units(table)
     count = len(table)
     total = units.sum(axis=0)
@@ -73,9 +75,9 @@ def mean_cosine(table: np.ndarray) -> float:
 
 
 def isotropy(table: np.ndarray) -> float:
-    """min over max of Σ exp(c·e) over the principal axes c, both ways: 1 in all directions alike.
+    """Minimum over maximum of Σ exp(±c·e) over the principal axes c; 1 for an isotropic table.
 
-    Rows are scaled to a mean norm of 1 first, so that tables of different size compare.
+    Vectors are first scaled to a mean norm of 1, so that tables of different scale are comparable.
     """
     scale = float(np.linalg.norm(table, axis=1).mean())
     if not scale:
@@ -88,7 +90,7 @@ def isotropy(table: np.ndarray) -> float:
 
 
 def neighbors(table: np.ndarray, ids: Sequence[int], count: int = 8) -> list[list[dict[str, Any]]]:
-    """The nearest rows to each of `ids` by cosine, best first, without itself."""
+    """The nearest vectors to each of `ids` by cosine, best first, without the id itself."""
     units = _units(np.asarray(table, dtype=np.float64))
     found = []
     for own in ids:
@@ -100,7 +102,7 @@ def neighbors(table: np.ndarray, ids: Sequence[int], count: int = 8) -> list[lis
 
 
 def similarity(one: np.ndarray, other: np.ndarray) -> float:
-    """Linear CKA of two tables of the same ids: 1 if equal but for rotation and scale."""
+    """Linear CKA of two tables with the same ids: 1 if they are equal up to rotation and scale."""
     one, other = (np.asarray(x, dtype=np.float64) - x.mean(axis=0) for x in (one, other))
     norms = np.linalg.norm(one.T @ one) * np.linalg.norm(other.T @ other)
     return float(np.linalg.norm(one.T @ other) ** 2 / norms) if norms else 0.0
@@ -124,7 +126,7 @@ def _spread(norms: np.ndarray) -> dict[str, float]:
 
 
 def _by_frequency(table: np.ndarray, norms: np.ndarray, counts: np.ndarray) -> list[dict[str, Any]]:
-    """Norms and crowding of the ids in each bucket of training occurrences."""
+    """Norms and mean cosine of the ids in each bucket of training occurrences."""
     bucket = bucket_of(counts, "absolute")
     rows = []
     for index, described in enumerate(BUCKETS["absolute"]):

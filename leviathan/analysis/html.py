@@ -1,4 +1,4 @@
-"""Pieces of an HTML page: sections, tables, figures."""
+"""Elements of an HTML page: sections, tables, figures."""
 
 from collections.abc import Iterable
 from html import escape
@@ -8,7 +8,7 @@ from leviathan.analysis.style import CSS
 
 
 def document(title: str, content: str) -> str:
-    """A whole page: no script, no external resource."""
+    """A complete page, without scripts or external resources."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -19,17 +19,17 @@ def document(title: str, content: str) -> str:
 
 
 def section(title: str, content: str) -> str:
-    """A titled part; nothing where there is no content."""
+    """A section with a title; an empty text if there is no content."""
     return f"<section><h2>{escape(title)}</h2>{content}</section>\n" if content else ""
 
 
 def caption(text: str, kind: str = "") -> str:
-    """A paragraph; `text` is HTML of ours or free of markup."""
+    """A paragraph; `text` is trusted HTML or contains no markup."""
     return f'<p class="{kind}">{text}</p>' if text else ""
 
 
 def figure(drawn: ReportFigure, name: str, text: str) -> str:
-    """A drawing, wide and narrow, with its caption (HTML of ours)."""
+    """A figure, wide and narrow, with its caption (trusted HTML)."""
     images = "".join(
         f'<div class="{form}" role="img" aria-label="{escape(name)}">{svg}</div>'
         for form, svg in (("wide", drawn.wide), ("narrow", drawn.narrow))
@@ -38,13 +38,13 @@ def figure(drawn: ReportFigure, name: str, text: str) -> str:
 
 
 def table(heads: Iterable[str], body: Iterable[str], colored: bool = False, first: int = 0) -> str:
-    """A table that scrolls by itself on a narrow screen.
+    """A table that scrolls horizontally on a narrow screen.
 
     Args:
-        heads: the columns' names, the first that of the rows' names.
+        heads: column headers; the first is that of the row names.
         body: rows, as HTML.
-        colored: columns have the colors of the drawings' series.
-        first: the series of the first colored column.
+        colored: whether the columns have the colors of the series in the figures.
+        first: index of the series of the first colored column.
     """
 
     def mark(number: int) -> str:
@@ -61,7 +61,7 @@ def table(heads: Iterable[str], body: Iterable[str], colored: bool = False, firs
 
 
 def row(name: str, cells: Iterable[str], more: str = "") -> str:
-    """A table row of texts; `more` is HTML of ours that follows."""
+    """A table row of texts; `more` is trusted HTML that follows."""
     shown = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
     return f'<tr><th scope="row">{escape(name)}</th>{shown}{more}</tr>'
 

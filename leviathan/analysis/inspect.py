@@ -1,4 +1,4 @@
-"""`leviathan inspect` as numbers and text: geometry of one table, or of two side by side."""
+"""`leviathan inspect` as numbers and text: geometry of one table, or of several side by side."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -17,42 +17,42 @@ from leviathan.files import check_writable_file, write_atomic
 
 
 class InputTable(Protocol):
-    """What is inspected: a vector an id, and where they come from."""
+    """Embedding vectors to inspect, and their origin."""
 
     @property
     def label(self) -> str:
-        """Its name in tables and drawings."""
+        """Name of the table in tables and figures."""
         ...
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """Which checkpoint it is of."""
+        """Step of the checkpoint."""
         ...
 
     @property
     def values(self) -> np.ndarray:
-        """The vectors, [V, D]."""
+        """The vectors, `[V, D]`."""
         ...
 
     @property
     def counts(self) -> np.ndarray | None:
-        """Occurrences of every id in training, [V], where they are known."""
+        """Occurrences of every id in training, `[V]`; None if unknown."""
         ...
 
     def text(self, id: int) -> str:
-        """An id as people read it."""
+        """A token id as readable text."""
         ...
 
 
 def inspect(
     tables: Sequence[InputTable], ids: Sequence[int] = (), out: Path | None = None
 ) -> dict[str, Any]:
-    """Geometry of every table, neighbors of `ids` in each, and how alike two tables are.
+    """Geometry of every table, neighbors of `ids` in each, and similarity of two tables.
 
     Args:
-        tables: one, or several of one vocabulary.
-        ids: whose nearest neighbors are asked for.
-        out: folder for `inspect.json` and the drawings as SVG and PNG.
+        tables: one table, or several with the same vocabulary.
+        ids: tokens whose nearest neighbors are listed.
+        out: directory for `inspect.json` and the figures as SVG and PNG.
 
     Raises:
         DataError: `out` cannot be written.
@@ -95,13 +95,13 @@ _ROWS = (
     ("axes for 90 % of the variance", lambda g: f"{g['axes_for_90_percent']}"),
     ("mean cosine of two tokens", lambda g: f"{g['mean_cosine']:+.3f}"),
     ("share of the common mean", lambda g: f"{100 * g['mean_share']:.1f} %"),
-    ("isotropy (1: all directions alike)", lambda g: f"{g['isotropy']:.3f}"),
+    ("isotropy (1 = isotropic)", lambda g: f"{g['isotropy']:.3f}"),
     ("distinct rows", lambda g: f"{g['distinct']:,}"),
 )
 
 
 def inspect_text(result: dict[str, Any]) -> str:
-    """The result as people read it."""
+    """The result as text."""
     models = result["models"]
     table = Table(title="Input table", title_justify="left")
     table.add_column("")
@@ -110,7 +110,7 @@ def inspect_text(result: dict[str, Any]) -> str:
     for name, value in _ROWS:
         table.add_row(name, *(value(model["geometry"]) for model in models))
     if result["similarity"] is not None:
-        table.caption = f"likeness of the two (linear CKA): {result['similarity']:.3f}"
+        table.caption = f"similarity of the two (linear CKA): {result['similarity']:.3f}"
     tables: list[RenderableType] = [table]
     if models[0]["geometry"]["by_frequency"]:
         tables.append(_frequency_table(models))
@@ -136,7 +136,7 @@ def _frequency_table(models: Sequence[dict[str, Any]]) -> Table:
 
 
 def _neighbors_of(models: Sequence[dict[str, Any]], index: int) -> list[RenderableType]:
-    """A line that names the token, and its neighbors' table."""
+    """A line that names the token, and the table of its neighbors."""
     asked = models[0]["neighbors"][index]
     seen = f", {asked['count']:,} times in training" if asked["count"] is not None else ""
     title = f"Nearest to {asked['token']!r} (id {asked['id']}{seen})"
@@ -148,7 +148,7 @@ def _neighbors_of(models: Sequence[dict[str, Any]], index: int) -> list[Renderab
     for rows in zip(*columns, strict=True):
         cells = [part for row in rows for part in (repr(row["token"]), f"{row['cosine']:+.3f}")]
         table.add_row(*cells)
-    # A title of the table would be broken to the table's width.
+    # A title of the table would be wrapped at the width of the table.
     return [Text(title, style="italic"), table]
 
 

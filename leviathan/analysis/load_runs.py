@@ -1,4 +1,4 @@
-"""Which runs a report is about: run folders, or a whole experiment, sorted into groups and arms."""
+"""Loads the runs of a report: run directories or an experiment, sorted into groups and arms."""
 
 import json
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ EXPERIMENT_FILE = "experiment.json"
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run in its place: group, arm, and the values that a sweep gave it."""
+    """A run with its group, its arm and the values of its sweep."""
 
     run: Run
     group: str
@@ -27,13 +27,13 @@ class RunRecord:
 
     @property
     def swept(self) -> str:
-        """The sweep's values as text, `lr 0.001`; empty without a sweep."""
+        """The values of the sweep as text, `lr 0.001`; empty without a sweep."""
         return ", ".join(f"{k.rpartition('.')[2]} {_plain(v)}" for k, v in self.sweep.items())
 
 
 @dataclass(frozen=True)
 class LoadedRuns:
-    """All runs of a report, and what the experiment says of itself."""
+    """All runs of a report, and the metadata of the experiment."""
 
     entries: list[RunRecord]
     title: str = ""
@@ -43,20 +43,22 @@ class LoadedRuns:
 
     @property
     def is_experiment(self) -> bool:
-        """Whether the runs came from an experiment, which says how they belong together."""
+        """Whether the runs belong to an experiment, which defines their groups and arms."""
         return bool(self.title)
 
 
 def load_runs(paths: Sequence[Path]) -> LoadedRuns:
-    """Reads run folders, or one experiment (its YAML file, or the folder of its runs).
+    """Reads run directories, or one experiment (its YAML file, or the directory of its runs).
 
     Raises:
-        DataError: no run, a folder that is none, or an experiment none of whose runs has begun.
-        ConfigError: the experiment's file cannot be read.
+        DataError: no run was given, a directory is not a run, or no run of the experiment has
+            started.
+        ConfigError: the experiment file cannot be read.
     """
     if not paths:
         raise DataError(
-            "report.no_runs", "no run folder given; usage: leviathan report RUN [RUN …] --out DIR"
+            "report.no_runs",
+            "no run directory given; usage: leviathan report RUN [RUN …] --out DIR",
         )
     folders = [_experiment_folder(Path(path)) for path in paths]
     experiments = [folder for folder in folders if folder is not None]
@@ -65,25 +67,27 @@ def load_runs(paths: Sequence[Path]) -> LoadedRuns:
     if len(paths) > 1:
         raise DataError(
             "report.mixed_with_experiment",
-            f"{experiments[0]} is an experiment: report it alone, or name its runs",
+            f"{experiments[0]} is an experiment: pass only this path, or the directories of its "
+            "runs",
         )
     return _from_experiment(experiments[0])
 
 
 def _experiment_folder(path: Path) -> Path | None:
-    """The folder of an experiment's runs, if `path` means an experiment."""
+    """The directory of the runs of an experiment; None if `path` is not an experiment."""
     if path.suffix in (".yaml", ".yml"):
         data, _ = read_config(path)
         if "out" not in data or ("arms" not in data and "groups" not in data):
             raise DataError(
                 "experiment.not_found",
-                f"{path}: no experiment; give an experiment's YAML file or run folders",
+                f"{path}: not an experiment; give the YAML file of an experiment, or run "
+                "directories",
             )
         folder = Path(str(data["out"]))
         if not (folder / EXPERIMENT_FILE).exists():
             raise DataError(
                 "experiment.no_runs",
-                f"{path}: nothing in {folder} yet: run `leviathan experiment run {path}`",
+                f"{path}: {folder} contains no runs; run `leviathan experiment run {path}`",
             )
         return folder
     return path if (path / EXPERIMENT_FILE).exists() else None
@@ -111,20 +115,20 @@ def _from_experiment(folder: Path) -> LoadedRuns:
     except (KeyError, TypeError) as error:
         raise DataError(
             "experiment.corrupt",
-            f"{folder / EXPERIMENT_FILE}: damaged ({error!r}); run the experiment again",
+            f"{folder / EXPERIMENT_FILE}: corrupt ({error!r}); run the experiment again",
         ) from None
     if not entries:
         raise DataError(
             "experiment.no_runs",
-            f"{folder}: none of the experiment's {len(missing)} runs has begun yet",
+            f"{folder}: none of the {len(missing)} runs of the experiment has started",
         )
     if missing:
-        say(f"{len(missing)} runs of the experiment are not there yet: {', '.join(missing[:6])}")
+        say(f"{len(missing)} runs of the experiment have not started: {', '.join(missing[:6])}")
     return LoadedRuns(entries, *texts, tuple(missing))
 
 
 def _run_folder(folder: Path, record: dict[str, Any]) -> Path:
-    """Where a run lies: below the experiment's folder as it is now, else where it was written."""
+    """Path of a run: in the current directory of the experiment, else as recorded."""
     moved = folder / record["name"]
     return moved if moved.exists() else Path(record["run_dir"])
 
@@ -132,13 +136,13 @@ def _run_folder(folder: Path, record: dict[str, Any]) -> Path:
 def _by_configuration(runs: Sequence[Run]) -> list[RunRecord]:
     """Groups runs into arms: the same configuration except for keys that do not define an arm.
 
-    `leviathan.config.identity` lists these keys. The first run's arm is the baseline.
+    `leviathan.config.identity` lists these keys. The arm of the first run is the baseline.
     """
     arms: list[str] = []
     for run in runs:
         own = [run.data, arm_of(run.config)]
         arm, number = json.dumps(own, sort_keys=True, default=str), 0
-        # The same seed twice is no replicate: these are to be held against each other.
+        # Two runs with the same seed are not replicates: they are compared with each other.
         taken = [other.seed for other, name in zip(runs, arms, strict=False) if name == arm]
         if run.seed in taken:
             number = len(taken)
@@ -152,7 +156,7 @@ def _by_configuration(runs: Sequence[Run]) -> list[RunRecord]:
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:
-    """Kinds where they tell the runs apart, else folder names, else numbers too."""
+    """Embedding kinds if they distinguish the runs, else directory names, else numbered names."""
     for names in ([run.kind for run in runs], [run.path.name for run in runs]):
         if len(set(names)) == len(names):
             return names

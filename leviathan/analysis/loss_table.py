@@ -1,4 +1,4 @@
-"""Tables of losses for scaling fits: reading them, and whether their columns agree."""
+"""Tables of losses for scaling fits: reads them and checks that their columns agree."""
 
 import csv
 import io
@@ -15,7 +15,7 @@ from leviathan.errors import DataError
 
 NEEDED = ("parameters", "tokens", "loss")
 OPTIONAL = ("kind", "study", "perplexity", "perplexity_change", "loss_gain")
-ALL_ROWS = "all rows"  # the kind of a table without a column of kinds
+ALL_ROWS = "all rows"  # kind of the rows of a table without this column
 
 
 @dataclass(frozen=True)
@@ -27,17 +27,17 @@ class Cell:
 
     @classmethod
     def parse(cls, text: str) -> "Cell":
-        """Reads a number as it was printed.
+        """Parses a number with the precision with which it was printed.
 
         Raises:
-            ValueError: it is none, or not finite.
+            ValueError: the text is not a finite number.
         """
         text = text.strip().replace("_", "")
         value = float(text)
         if not math.isfinite(value):
             raise ValueError(f"{text!r} is not finite")
         digits = text.lower().partition("e")[0].partition(".")[2]
-        # More than six digits are a computation's, not a print's: nothing was rounded.
+        # More than six digits are the output of a program, not a rounded figure of a paper.
         return cls(value, 0.5 * 10.0 ** -len(digits) if digits and len(digits) <= 6 else 0.0)
 
 
@@ -51,23 +51,23 @@ class LossRow:
     cells: dict[str, Cell] = field(default_factory=dict)
 
     def value(self, column: str) -> float:
-        """The number of a column that every row has."""
+        """The value of a required column."""
         return self.cells[column].value
 
 
 def read_loss_table(path: Path) -> list[LossRow]:
-    """Rows of a CSV with the columns `parameters`, `tokens`, `loss`; `kind` and more may be there.
+    """Reads a CSV table with the columns `parameters`, `tokens`, `loss` and optionally `kind`.
 
-    Lines that begin with # are comments; columns of other names are passed over.
+    Lines that begin with # are comments; other columns are ignored.
 
     Raises:
-        DataError: no such file, columns missing, or values that are no positive numbers; all
-            faults at once, each with its line.
+        DataError: the file does not exist, columns are missing, or values are not positive numbers;
+            all problems are reported at once, each with its line.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise DataError("fit.table_not_found", f"{path}: no such table") from None
+        raise DataError("fit.table_not_found", f"{path}: table not found") from None
     except (OSError, UnicodeDecodeError) as error:
         raise DataError("fit.table_unreadable", f"{path}: cannot be read: {error}") from None
     lines = [
@@ -94,7 +94,7 @@ def read_loss_table(path: Path) -> list[LossRow]:
     if faults:
         raise DataError("fit.table_invalid", "\n".join(faults))
     if not rows:
-        raise DataError("fit.table_empty", f"{path}: a header and no row")
+        raise DataError("fit.no_rows", f"{path}: the table has a header but no rows")
     return rows
 
 
@@ -106,7 +106,7 @@ def points_of(rows: Sequence[LossRow]) -> Points:
 
 
 def contradictions(rows: Sequence[LossRow], baseline: str) -> list[dict[str, object]]:
-    """Where printed columns cannot all be right, whatever the digits behind the rounding were."""
+    """Finds printed columns that contradict each other for any unrounded values."""
     found = []
     for row in rows:
         found += _perplexity_against_loss(row)
@@ -134,7 +134,7 @@ def _perplexity_against_loss(row: LossRow) -> Iterable[dict[str, object]]:
 
 
 def _stated_change(row: LossRow, base: LossRow) -> Iterable[dict[str, object]]:
-    """The printed relative figures against those that the printed absolute ones give."""
+    """Compares printed relative figures with those that follow from the printed absolute ones."""
     loss, base_loss = row.cells["loss"], base.cells["loss"]
     change, gain = row.cells.get("perplexity_change"), row.cells.get("loss_gain")
     if change is not None:
@@ -189,7 +189,7 @@ def _finding(row: LossRow, text: str) -> dict[str, object]:
 
 
 def _base_of(row: LossRow, rows: Sequence[LossRow], baseline: str) -> LossRow | None:
-    """The baseline trained on as many tokens, nearest in size."""
+    """The row of the baseline with the same number of tokens that is nearest in size."""
     same = [r for r in rows if r.kind == baseline and r.value("tokens") == row.value("tokens")]
     size = math.log(row.value("parameters"))
     return min(same, key=lambda base: abs(math.log(base.value("parameters")) - size), default=None)
@@ -205,13 +205,11 @@ def _check_header(path: Path, header: Sequence[str]) -> None:
         raise DataError(
             "fit.missing_columns",
             f"{path}: missing columns: {', '.join(hints)}; found {', '.join(header) or 'none'}. "
-            f"Expected are {', '.join(NEEDED)}, and for comparisons kind",
+            f"Required: {', '.join(NEEDED)}; to compare kinds, also kind",
         )
     twice = sorted({name for name in header if header.count(name) > 1})
     if twice:
-        raise DataError(
-            "fit.duplicate_columns", f"{path}: columns that appear twice: {', '.join(twice)}"
-        )
+        raise DataError("fit.duplicate_columns", f"{path}: duplicate columns: {', '.join(twice)}")
 
 
 def _row(cells: dict[str, str], line: int) -> tuple[LossRow, list[str]]:

@@ -1,4 +1,4 @@
-"""The report as one HTML page: no script, no external resource; light, dark and on paper."""
+"""The report as one HTML page without scripts or external resources; light, dark and in print."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -31,15 +31,15 @@ from leviathan.analysis.table import (
 from leviathan.evaluate.intervals import MIN_SAMPLED, MIN_SPARE, comparisons_note
 
 ReportFigures = Mapping[str, ReportFigure]
-COLUMNS = 4  # arms side by side that fit a page, on paper too
+COLUMNS = 4  # maximum number of arms side by side on a page, in print, too
 
 
 def report_page(report: dict[str, Any], pictures: ReportFigures) -> str:
-    """The whole document.
+    """The complete HTML document.
 
     Args:
-        report: as `compare` gives it.
-        pictures: by name, as `draw_figures` gives them.
+        report: the result of `compare`.
+        pictures: figures by name, from `draw_figures`.
     """
     groups = report["groups"]
     parts = [_header(report), _overview(groups, pictures)]
@@ -52,7 +52,7 @@ def report_page(report: dict[str, Any], pictures: ReportFigures) -> str:
 
 
 def draw_figures(report: dict[str, Any]) -> dict[str, ReportFigure]:
-    """Every drawing of a report, by name."""
+    """All figures of a report by name."""
     drawn = [plots.gains(report["groups"])] if len(report["groups"]) > 1 else []
     for index, group in enumerate(report["groups"]):
         drawn.append(plots.loss_curves(group["curves"], figure_name(group, index, "curves")))
@@ -67,7 +67,7 @@ def draw_figures(report: dict[str, Any]) -> dict[str, ReportFigure]:
 
 
 def figure_name(group: dict[str, Any], index: int, what: str) -> str:
-    """A picture's name, which is its file's: plain characters, and unique over the groups."""
+    """Name and file name of a figure: plain characters, unique over the groups."""
     if not group["name"]:
         return what
     plain = "".join(c if c.isalnum() and c.isascii() else "_" for c in group["name"])
@@ -89,7 +89,7 @@ def _group(group: dict[str, Any], index: int, pictures: ReportFigures) -> list[s
         section("Validation loss by subset", _subsets(group)),
         section("Seeds, one by one", _seeds(group)),
         section("Is the comparison fair?", fairness(group)),
-        section("What was set differently", what_differs(group)),
+        section("Configuration differences", what_differs(group)),
     ]
 
 
@@ -97,9 +97,7 @@ def _header(report: dict[str, Any]) -> str:
     question = f'<p class="question">{escape(report["question"])}</p>' if report["question"] else ""
     missing = report["missing"]
     gone = (
-        caption(
-            f"{len(missing)} runs of this experiment have not begun: {escape(', '.join(missing))}."
-        )
+        caption(f"{len(missing)} runs have not started: {escape(', '.join(missing))}.")
         if missing
         else ""
     )
@@ -111,7 +109,7 @@ def _header(report: dict[str, Any]) -> str:
 
 
 def _overview(groups: Sequence[dict[str, Any]], pictures: ReportFigures) -> str:
-    """All groups in one table and one drawing; nothing for a single one."""
+    """All groups in one table and one figure; empty for a single group."""
     if len(groups) < 2:
         return ""
     body = []
@@ -139,7 +137,7 @@ def _overview(groups: Sequence[dict[str, Any]], pictures: ReportFigures) -> str:
     heads = ["", "arm", "baseline", "loss", "difference", "gain", "perplexity", "fewer tokens"]
     text = (
         "Change of perplexity to the baseline of the same group; bars are 95 % intervals over "
-        "seeds, where there are enough of them."
+        "seeds, if there are enough seeds."
     )
     counted = sum(group["comparisons"]["seeds"] for group in groups)
     notes = caption(
@@ -153,7 +151,8 @@ def _overview(groups: Sequence[dict[str, Any]], pictures: ReportFigures) -> str:
 
 
 def _comparison(group: dict[str, Any]) -> str:
-    """Every figure, a column an arm; many arms first in one table of their own, a row each."""
+    """Table of every figure, one column per arm; for many arms, first a table with one row per
+    arm."""
     arms = group["arms"]
     notes = []
     if any(arm.get("relative") for arm in arms):
@@ -175,7 +174,7 @@ def _comparison(group: dict[str, Any]) -> str:
 
 
 def _figures(rows: Sequence[ComparisonRow], arms: Sequence[dict[str, Any]], columns: range) -> str:
-    """The whole table of some of the arms."""
+    """The complete table of some of the arms."""
     body = []
     for name, of_section in groupby(rows, key=lambda one: one.section):
         body.append(f'<tr class="section"><th colspan="{len(columns) + 1}">{name}</th></tr>')
@@ -187,7 +186,7 @@ def _figures(rows: Sequence[ComparisonRow], arms: Sequence[dict[str, Any]], colu
 
 
 def _standing(arms: Sequence[dict[str, Any]]) -> str:
-    """The arms by their loss, best first."""
+    """The arms by loss, best first."""
     known = [arm for arm in arms if arm["validation_loss"] is not None]
     body = []
     for arm in sorted(known, key=lambda arm: arm["validation_loss"]):
@@ -208,15 +207,15 @@ def _standing(arms: Sequence[dict[str, Any]]) -> str:
 def _curve_caption(group: dict[str, Any]) -> str:
     curves = group["curves"]
     width = plots.smoothing_width(len(curves[0]["train"]["at"]))
-    text = "Dots: loss on the whole validation split, where the training loop computed it."
+    text = "Dots: loss on the full validation split, computed by the training loop."
     if width > 1:
         text = f"Line: mean of {width} logged training losses. {text}"
     if any(curve["seeds"] > 1 for curve in curves):
-        text += " Bands reach from the least to the greatest seed."
+        text += " Bands span the minimum and maximum over seeds."
     if any(curve["difference"] for curve in curves):
         text += (
-            " Below: training loss minus that of the baseline on the same batches, so the noise "
-            "that both share cancels. Below zero is better than the baseline."
+            " Below: training loss minus that of the baseline on the same batches, so their "
+            "common noise cancels. Below zero is better than the baseline."
         )
     return text
 
@@ -236,7 +235,7 @@ def _subsets(group: dict[str, Any]) -> str:
 
 
 def _seeds(group: dict[str, Any]) -> str:
-    """Every pair by itself, and what they say together."""
+    """Every pair, and the test over all pairs."""
     arms = [arm for arm in group["arms"][1:] if len(arm["pairs"]) > 1]
     if not arms:
         return ""
@@ -255,10 +254,10 @@ def _seeds(group: dict[str, Any]) -> str:
             cells.append(signed(value, 4) if key == "mean" else number(value, 4))
         body.append(row(name, cells))
     text = (
-        f"Validation loss less that of {escape(group['arms'][0]['label'])} with the same seed, "
-        "nats. A seed draws the weights and the order of the data. p is that of Student's paired "
-        "test that the mean is zero; with few seeds it tells small differences from nothing only "
-        "where they are very even."
+        f"Validation loss minus that of {escape(group['arms'][0]['label'])} with the same seed, "
+        "nats. The seed determines the initial weights and the order of the data. p is from "
+        "Student's paired t-test of a zero mean; with few seeds, the test detects a small "
+        "difference only if it is consistent across seeds."
     )
     reasons = {arm["label"]: arm["relative"]["seeds"]["no_interval"] for arm in arms}
     for label, reason in reasons.items():
@@ -274,22 +273,24 @@ def _guide(report: dict[str, Any]) -> str:
         "A <b>percentage</b> is a change relative to the baseline: −2 % perplexity is better, "
         "−2 % tokens per second is slower. Only <b>loss improvement</b> is positive where better, "
         "as the papers print it.",
-        "An <b>interval over documents</b> says how much the difference depends on which documents "
-        "were held out; it says nothing about another seed, another learning rate or a longer run. "
-        "An <b>interval over seeds</b> covers the luck of weights and data order.",
+        "An <b>interval over documents</b> covers the choice of the held-out documents; it "
+        "does not cover another seed, another learning rate or a longer run. An <b>interval "
+        "over seeds</b> covers the variation of initial weights and data order.",
         f"There is <b>no interval</b> below {MIN_SPARE + 1} seeds or {MIN_SAMPLED} documents or "
-        "samples, or where all observations are identical: it would be too narrow.",
+        "samples, or if all observations are identical: it would be too narrow.",
         "<b>Tokens to the baseline's final loss</b> are interpolated on the validation curve "
-        "(on the smoothed training curve where that has fewer than three points).",
-        "<b>Downstream</b> figures are the metric ± its standard error over samples; two models "
-        "whose values lie within about two standard errors are not told apart by that task.",
-        "<b>Tokens per second</b> is the median over logged steps, the first omitted; it belongs "
-        "to the machine and the day beside it.",
+        "(on the smoothed training curve if it has fewer than three points).",
+        "<b>Downstream</b> figures are the metric ± its standard error over samples; models "
+        "whose values differ by less than about two standard errors are not distinguishable on "
+        "that task.",
+        "<b>Tokens per second</b> is the median over logged steps, excluding the first; it "
+        "applies only to the node and date shown.",
     ]
     if any(run["tokens"] < SMALL_RUN_TOKENS for run in report["runs"]):
         items.insert(
             0,
-            "A run of this size shows <b>mechanics and paired data</b>, not which model is better.",
+            "Runs of this size verify the pipeline and provide paired data; they do not show "
+            "<b>which model is better</b>.",
         )
     listed = "".join(f"<li>{item}</li>" for item in items)
     folders = "".join(
@@ -298,12 +299,12 @@ def _guide(report: dict[str, Any]) -> str:
     )
     return section(
         "How to read this",
-        f"<ul>{listed}</ul><details><summary>{len(report['runs'])} run folders</summary>"
-        f"<ul>{folders}</ul></details>"
+        f"<ul>{listed}</ul><details><summary>{len(report['runs'])} run "
+        f"directories</summary><ul>{folders}</ul></details>"
         + caption(
-            "Every number of this page is in <code>report.json</code> and the CSV files beside it, "
-            "every drawing as SVG and PNG in <code>plots/</code>. <code>runs.csv</code> is a table "
-            "for <code>leviathan fit</code>.",
+            "Every number of this page is in <code>report.json</code> and the CSV files in the "
+            "same directory, every figure as SVG and PNG in <code>plots/</code>. "
+            "<code>runs.csv</code> is a table for <code>leviathan fit</code>.",
             "note",
         ),
     )

@@ -1,4 +1,4 @@
-"""Parts of the report's page that have rules of their own: frequency, tasks, sweeps, fairness."""
+"""Sections of the report page: frequency, tasks, sweeps, fairness checks."""
 
 from html import escape
 from typing import Any
@@ -9,8 +9,8 @@ from leviathan.analysis.html import caption, figure, row, table, with_change
 from leviathan.analysis.table import MISSING, number, score, signed, task_scale
 from leviathan.evaluate.intervals import comparisons_note
 
-_BESIDE = 4  # columns of losses and differences that fit a page together
-_LOSSES = 5  # columns of losses alone
+_BESIDE = 4  # maximum number of columns of losses and differences on a page
+_LOSSES = 5  # maximum number of columns of losses only
 _SCALE_TITLES = {
     "absolute": "By occurrences in the training split",
     "relative": "By share of the training tokens",
@@ -18,7 +18,7 @@ _SCALE_TITLES = {
 
 
 def by_frequency(group: dict[str, Any], drawn: ReportFigure | None) -> str:
-    """Loss by how often the target was seen in training: drawing and tables."""
+    """Loss by training frequency of the target: figure and tables."""
     strata = group["frequency"]
     if strata is None or drawn is None:
         return caption(
@@ -37,7 +37,7 @@ def by_frequency(group: dict[str, Any], drawn: ReportFigure | None) -> str:
 
 
 def _strata_table(strata: dict[str, Any], scale: str) -> str:
-    """Losses, and beside them the differences; below, a few at a time, where there are many."""
+    """Tables of losses, with the differences in the same table or below it."""
     runs, pairs = strata["runs"], strata["pairs"]
     total = sum(one["tokens"] for one in runs[0][scale])
     kept = [(index, one) for index, one in enumerate(runs[0][scale]) if one["tokens"]]
@@ -61,7 +61,7 @@ def _strata_table(strata: dict[str, Any], scale: str) -> str:
             row(one["bucket"], [], "".join(_interval(pair[scale][index]) for pair in few))
             for index, one in kept
         ]
-        heads = [f"less {few[0]['base']}", *(pair["label"] for pair in few)]
+        heads = [f"minus {few[0]['base']}", *(pair["label"] for pair in few)]
         tables.append(table(heads, body))
     return (
         f"<h3>{_SCALE_TITLES[scale]}, nats per token</h3>"
@@ -78,7 +78,7 @@ def _interval(one: dict[str, Any]) -> str:
 
 
 def downstream(group: dict[str, Any]) -> str:
-    """lm-eval's tasks, a column an arm."""
+    """Tasks of lm-eval, one column per arm."""
     if not group["tasks"]:
         return ""
     body = []
@@ -99,7 +99,7 @@ def downstream(group: dict[str, Any]) -> str:
 
 
 def one_row_arms(group: dict[str, Any]) -> list[dict[str, Any]]:
-    """The arms in the order of the tasks' columns."""
+    """The arms in the order of the columns of the tasks."""
     return group["tasks"][0]["arms"]
 
 
@@ -115,7 +115,7 @@ def _is_significant(cell: dict[str, Any], metric: str) -> str:
 
 
 def swept(group: dict[str, Any], drawn: ReportFigure | None) -> tuple[str, str]:
-    """A sweep's section: title and content; empty where nothing was swept."""
+    """Title and content of the section on a sweep; empty without a sweep."""
     found = group["sweep"]
     if not found or drawn is None:
         return "Sweep", ""
@@ -159,7 +159,9 @@ def fairness(group: dict[str, Any]) -> str:
     body = []
     for check in pairing["checks"]:
         mark = (
-            '<span class="yes">same</span>' if check["same"] else '<span class="no">not same</span>'
+            '<span class="yes">same</span>'
+            if check["same"]
+            else ('<span class="no">different</span>')
         )
         text = "<br>".join(escape(str(value)) for value in check["values"])
         name = escape(check["check"])
@@ -167,8 +169,8 @@ def fairness(group: dict[str, Any]) -> str:
             f'<tr><th scope="row">{name}</th><td>{mark}</td><td class="text">{text}</td></tr>'
         )
     note = pairing["note"] or (
-        "Every run saw the same tokens in the same order as its partner of the baseline, so their "
-        "losses are compared pairwise."
+        "Every run saw the same tokens in the same order as its counterpart of the baseline, "
+        "so their losses are compared pairwise."
     )
     if group["sweep"]:
         note += " Each arm has its own swept values, chosen by training loss, so these differ."
@@ -197,4 +199,4 @@ def what_differs(group: dict[str, Any]) -> str:
         for one in rows
     ]
     heads = ["key", *(arm["label"] for arm in group["arms"])]
-    return table(heads, body) + caption("Everything else is equal.", "note")
+    return table(heads, body) + caption("All other keys are equal.", "note")

@@ -1,4 +1,4 @@
-"""Which runs may be compared: same data, order, tokenizer and budget, check by check."""
+"""Decides which runs are comparable: same data, order, tokenizer and budget."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ from leviathan.analysis.runs import Run
 def _order(run: Run) -> str | None:
     window = run.config.get("data", {}).get("shuffle_window")
     batch = run.config["train"]["global_batch_size"]
-    return f"seed {run.seed}, window {window}, {batch} rows a step"
+    return f"seed {run.seed}, window {window}, {batch} samples per step"
 
 
 def _evaluated_on(run: Run) -> str | None:
@@ -43,7 +43,7 @@ CHECKS: tuple[tuple[str, Callable[[Run], str | None]], ...] = (
 
 @dataclass(frozen=True)
 class Pair:
-    """A run and the run of the baseline that it is held against; `differs` names failed checks."""
+    """A run and its counterpart of the baseline; `differs` names the failed checks."""
 
     entry: RunRecord
     base: RunRecord
@@ -54,7 +54,7 @@ class Pair:
         return not self.differs or allow_unequal
 
     def found(self) -> list[str]:
-        """Each failed check with what was found, of the run first."""
+        """Each failed check with the values of the run and of the baseline."""
         sides = (self.entry.run, self.base.run)
         return [
             f"{name.lower()}: " + " against ".join(ask(run) or "not recorded" for run in sides)
@@ -64,7 +64,7 @@ class Pair:
 
 
 def differing(run: Run, base: Run) -> tuple[str, ...]:
-    """The checks in which two runs are not the same, or no one knows."""
+    """The checks in which two runs differ, or whose values are unknown."""
     failed = []
     for name, ask in CHECKS:
         values = (ask(run), ask(base))
@@ -103,7 +103,7 @@ def with_common_losses(entries: Sequence[RunRecord]) -> tuple[list[RunRecord], s
 
 
 def pairs_of(entries: Sequence[RunRecord]) -> list[Pair]:
-    """For every run that is not the baseline's, the baseline's run that comes nearest to it."""
+    """For every run of another arm: the run of the baseline that matches it best."""
     bases = [entry for entry in entries if entry.baseline]
     pairs = []
     for entry in entries:
@@ -118,7 +118,8 @@ def pairs_of(entries: Sequence[RunRecord]) -> list[Pair]:
 def pairing_of(
     entries: Sequence[RunRecord], pairs: Sequence[Pair], allow_unequal: bool
 ) -> dict[str, Any]:
-    """The checks over all runs of a comparison, and what was refused, for the page and the JSON."""
+    """The checks over all runs of a comparison, and rejected pairs, for the page and the JSON
+    file."""
     checks = []
     for name, ask in CHECKS:
         values = list(dict.fromkeys(ask(entry.run) or "not recorded" for entry in entries))
@@ -152,17 +153,17 @@ def _note(pairs: Sequence[Pair], unequal: Sequence[Pair], allow_unequal: bool) -
     arms = join_with_and(list(dict.fromkeys(pair.entry.arm for pair in unequal)))
     if allow_unequal:
         return (
-            f"{arms} and the baseline differ in {what}, or a file that would tell is gone. Their "
-            "difference was asked for all the same (--allow-unequal): it is not due to the input "
-            "embedding alone."
+            f"{arms} and the baseline differ in {what}, or the file that records it is missing. "
+            "Their difference was computed because of --allow-unequal: it is not due to the "
+            "input embedding alone."
         )
     whose = "These runs are" if len(unequal) == len(pairs) else f"{arms} (some runs) are"
     return (
-        f"{whose} not paired with the baseline: they differ in {what}, or a file that would tell "
-        "is gone. They are shown side by side, and no difference between them is computed."
+        f"{whose} not paired with the baseline: they differ in {what}, or the file that records "
+        "it is missing. They are shown side by side without differences."
     )
 
 
 def join_with_and(words: Sequence[str]) -> str:
-    """`a, b and c`."""
+    """Formats a list: `a, b and c`."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -27,11 +27,11 @@ from leviathan.formatting import format_count
 def loss_curves(curves: Sequence[dict[str, Any]], name: str = "curves") -> ReportFigure:
     """Training (smoothed) and validation loss of all arms over tokens; below, paired differences.
 
-    Lines are means over seeds, bands reach from the least to the greatest.
+    Lines are means over seeds; bands span the minimum and maximum over seeds.
 
     Args:
-        curves: as `compare` gives them, the baseline first.
-        name: of the picture.
+        curves: from `compare`, the baseline first.
+        name: name of the figure.
     """
     lower = any(curve["difference"] for curve in curves)
 
@@ -56,9 +56,9 @@ def frequency(
     """Loss by training-frequency bucket; below, the paired difference with its interval.
 
     Args:
-        strata: the `frequency` part of `compare`, or what `leviathan frequency` returns.
+        strata: the `frequency` part of `compare`, or the result of `leviathan frequency`.
         scale: `absolute` (occurrences) or `relative` (share of the training tokens).
-        name: of the picture.
+        name: name of the figure.
     """
     kept = [i for i, row in enumerate(strata["runs"][0][scale]) if row["tokens"]]
     pairs = strata["pairs"]
@@ -81,7 +81,7 @@ def sweep(swept: dict[str, Any], name: str = "sweep") -> ReportFigure:
 
     Args:
         swept: the `sweep` part of a group.
-        name: of the picture.
+        name: name of the figure.
     """
     key = swept["keys"][0]
     values = list(dict.fromkeys(p["values"][key] for a in swept["arms"] for p in a["points"]))
@@ -122,7 +122,7 @@ def sweep(swept: dict[str, Any], name: str = "sweep") -> ReportFigure:
 
 
 def gains(groups: Sequence[dict[str, Any]]) -> ReportFigure:
-    """Perplexity change to the baseline, group by group, with the interval over seeds."""
+    """Perplexity change to the baseline per group, with the interval over seeds."""
     labels = list(dict.fromkeys(arm["label"] for g in groups for arm in g["arms"][1:]))
 
     def draw(narrow: bool) -> Figure:
@@ -200,7 +200,8 @@ def _draw_losses(axes: Axes, curves: Sequence[dict[str, Any]]) -> None:
 
 
 def _draw_gaps(axes: Axes, curves: Sequence[dict[str, Any]]) -> None:
-    """Paired on the same batches, so that the noise of the batches cancels."""
+    """Plots the paired differences on the same batches, in which the noise of the batches
+    cancels."""
     axes.axhline(0, color=color(0), linewidth=1.2, zorder=2)
     ends = [(0.0, curves[0]["label"], color(0))]
     for number, curve in enumerate(curves):
@@ -282,7 +283,7 @@ def _name_buckets(
 
 
 def share(part: float) -> str:
-    """A part of one in per cent, two digits at most."""
+    """A fraction in percent, with at most two digits."""
     if part < 1e-3:
         return "< 0.1 %"
     return f"{100 * part:.0f} %" if part >= 0.1 else f"{100 * part:.1f} %"

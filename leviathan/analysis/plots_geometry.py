@@ -1,4 +1,4 @@
-"""Drawings of `leviathan inspect`: norms by frequency, and the spectrum, of tables side by side."""
+"""Figures of `leviathan inspect`: norms by frequency, and the spectrum, of several tables."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ def geometry_figures(models: Sequence[dict[str, Any]]) -> list[ReportFigure]:
     """Norms by training frequency (where known) and variance along principal axes.
 
     Args:
-        models: as `inspect` gives them under "models".
+        models: the "models" of the result of `inspect`.
     """
     drawn = [draw_figure("spectrum", lambda narrow: _spectrum(models, narrow))]
     if all(model["geometry"]["by_frequency"] for model in models):
@@ -31,8 +31,8 @@ def _spectrum(models: Sequence[dict[str, Any]], narrow: bool) -> Figure:
         middle = float(shares[len(shares) // 2])
         ends.append((middle, f"{model['label']}", color(number)))
     axes.set_ylim(0, 1.02)
-    axes.set_xlabel("principal axes, strongest first")
-    axes.set_ylabel("share of the variance, summed")
+    axes.set_xlabel("principal axes in descending order")
+    axes.set_ylabel("cumulative share of the variance")
     label_ends(axes, ends)
     ranks = "\n".join(
         f"{model['label']}: effective rank {model['geometry']['effective_rank']:.1f}"
@@ -49,7 +49,7 @@ def _norms(models: Sequence[dict[str, Any]], narrow: bool) -> Figure:
     names = [row["bucket"] for row in rows]
     ends = []
     for number, model in enumerate(models):
-        # In units of the table's own mean, since kinds differ in scale.
+        # In units of the mean of the table, since kinds differ in scale.
         mean = model["geometry"]["norm"]["mean"] or 1.0
         spread = [row["norm"] for row in model["geometry"]["by_frequency"]]
         middle = [one["median"] / mean for one in spread]
@@ -62,7 +62,7 @@ def _norms(models: Sequence[dict[str, Any]], narrow: bool) -> Figure:
     axes.set_xticks(range(len(names)), shown, fontsize=7 if narrow else 8)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("occurrences in training")
-    axes.set_ylabel("norm, in units of the table's mean")
+    axes.set_ylabel("norm / mean norm of the table")
     note(axes, 0.01, 0.97, "line: median, band: 5–95 %", va="top")
     label_ends(axes, ends)
     return figure

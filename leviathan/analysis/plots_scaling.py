@@ -1,4 +1,4 @@
-"""Losses over size or data with the fitted laws: the drawing of `leviathan fit`."""
+"""Losses over size or data with the fitted laws: the figure of `leviathan fit`."""
 
 from collections.abc import Mapping
 
@@ -23,11 +23,11 @@ Kinds = Mapping[str, tuple[Points, Law | None]]
 
 
 def scaling_figure(kinds: Kinds, form: Form) -> ReportFigure:
-    """Rows as dots, laws as lines; where both variables are in, a line each amount of the other.
+    """Rows as dots, laws as lines; with both variables, one line per value of the other variable.
 
     Args:
-        kinds: per kind its rows, and its law where one was fitted; the baseline first.
-        form: of the laws.
+        kinds: the rows of each kind, and its law if one was fitted; the baseline first.
+        form: form of the laws.
     """
     axes_of = [letter for letter in ("n", "d") if letter in form]
 

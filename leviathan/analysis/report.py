@@ -1,4 +1,4 @@
-"""`leviathan report`: one self-contained page, and every number and drawing of it as a file."""
+"""`leviathan report`: one self-contained page, and every number and figure as a file."""
 
 import json
 from collections.abc import Sequence
@@ -18,16 +18,16 @@ def build_report(runs: Sequence[Path], out: Path, allow_unequal: bool = False) -
     """Writes `report.html`, `report.json`, CSV tables and `plots/` into `out`.
 
     Args:
-        runs: run folders, the first of the baseline; or one experiment (its YAML file or folder).
-        out: a folder, made if it is missing.
+        runs: run directories, the baseline first; or one experiment (its YAML file or directory).
+        out: output directory; created if it does not exist.
         allow_unequal: also compare runs that differ in data, order, tokenizer or budget.
 
     Returns:
-        Every number of the report, and under "files" where the parts lie.
+        Every number of the report; "files" contains the paths of its parts.
 
     Raises:
-        DataError: `out` cannot be written, a folder is not a run, one of its files is damaged, or
-            no two runs may be compared.
+        DataError: `out` cannot be written, a directory is not a run, one of its files is corrupt,
+            or no two runs are comparable.
     """
     files = {"html": out / "report.html", "json": out / "report.json"}
     for file in (*files.values(), out / "plots" / "curves.svg"):
@@ -50,5 +50,5 @@ def build_report(runs: Sequence[Path], out: Path, allow_unequal: bool = False) -
 
 
 def report_text(report: dict[str, Any]) -> str:
-    """The report's tables and verdict as text."""
+    """Tables and conclusions of the report as text."""
     return terminal_table(report)

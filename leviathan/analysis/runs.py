@@ -1,4 +1,4 @@
-"""One training run as its folder tells it: configuration, curves, evaluations. Files only."""
+"""One training run as stored in its directory: configuration, curves, evaluations."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from leviathan.evaluate.frequency_buckets import FrequencyBuckets
 from leviathan.files import read_json
 from leviathan.train.metrics_log import METRICS, parse_line
 
-# What the report reads of config.yaml, and of which type.
+# keys of config.yaml that the report reads, with their types
 _NEEDED: dict[str, type] = {
     "model.embedding.kind": str,
     "model.seq_len": int,
@@ -23,27 +23,28 @@ _NEEDED: dict[str, type] = {
     "train.global_batch_size": int,
     "data.path": str,
 }
-# Minimum shares of the CPU time, in use and used by other processes, that slow down a run.
+# minimum shares of the CPU time, in use and used by other processes, that slow down a run
 CPU_BUSY, CPU_OTHERS = 0.9, 0.1
 FINAL_SHARE = 0.1  # the "final" training loss is the mean over this last share of the steps
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run folder holds, read once.
+    """Contents of a run directory, read once.
 
     Attributes:
-        path: the run folder.
+        path: the run directory.
         config: the resolved configuration as plain dicts.
         metrics: logged steps, each key an array over them ("step", "loss", "tokens_per_s", …).
-        validation: rows (step, nats per token) in the order of steps, [N, 2].
-        facts: run.json and the newest checkpoint's state.json, merged; {} where neither is there.
-        evaluated_step: step of the newest evaluation, None without one.
-        perplexity, lm_eval: that evaluation's results, None where it was not run.
-        strata: its per-document losses, None where `leviathan frequency` was not run.
-        tokenizer, data: fingerprints of what was trained on; None where no file says.
+        validation: (step, loss in nats per token) in the order of steps, `[N, 2]`.
+        facts: run.json and state.json of the latest checkpoint, merged; `{}` if neither exists.
+        evaluated_step: step of the latest evaluation; None without one.
+        perplexity, lm_eval: results of that evaluation; None if it was not run.
+        strata: its losses per document; None if `leviathan frequency` was not run.
+        tokenizer, data: fingerprints of the tokenizer and the dataset; None if no file records
+            them.
         compares_loop: whether the validation loss is that of the training loop although
-            `perplexity` exists, because another run of the comparison has no other.
+            `perplexity` exists, because another run of the comparison has no other loss.
     """
 
     path: Path
@@ -66,7 +67,7 @@ class Run:
 
     @property
     def tokens_per_step(self) -> int:
-        """Targets in one optimizer step (rows padded at a stream's tail count as full)."""
+        """Targets of one optimizer step, assuming full samples."""
         return self.config["train"]["global_batch_size"] * self.config["model"]["seq_len"]
 
     @property
@@ -76,7 +77,7 @@ class Run:
 
     @property
     def planned_steps(self) -> int:
-        """Steps the configuration asks for."""
+        """Configured number of steps."""
         return self.config["train"]["steps"]
 
     @property
@@ -88,14 +89,15 @@ class Run:
 
     @property
     def validation_loss(self) -> float | None:
-        """Nats per token on the validation split: the whole-split evaluation, else the loop's."""
+        """Nats per token on the full validation split, else in the last validation of the training
+        loop."""
         if self.perplexity is not None and not self.compares_loop:
             return self.perplexity["nats_per_token"]
         return float(self.validation[-1, 1]) if len(self.validation) else None
 
     @property
     def loop_step(self) -> int | None:
-        """Step of the training loop's last validation."""
+        """Step of the last validation by the training loop."""
         return int(self.validation[-1, 0]) if len(self.validation) else None
 
     @property
@@ -112,7 +114,7 @@ class Run:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Median speed over the logged steps but the first, which pays for warm-up."""
+        """Median speed over the logged steps except the first, which includes warm-up."""
         speed = self.metrics.get("tokens_per_s")
         if speed is None:
             return None
@@ -137,7 +139,7 @@ class Run:
 
     @property
     def overloaded(self) -> float | None:
-        """Share of the logged intervals in which other processes kept the machine busy.
+        """Share of the logged intervals in which other processes used much of the CPU time.
 
         See `leviathan.train.cpu_load`. None if the run did not record it.
         """
@@ -150,30 +152,30 @@ class Run:
 
     @property
     def bits_per_byte(self) -> float | None:
-        """Of the whole-split evaluation, where it was done."""
+        """Bits per byte on the full validation split, if evaluated."""
         return (self.perplexity or {}).get("bits_per_byte")
 
     @property
     def seed(self) -> int | None:
-        """The seed of weights and data order."""
+        """Seed of the initial weights and the data order."""
         return self.config.get("seed")
 
     @property
     def machine(self) -> str | None:
-        """What it was trained on and when, as far as the run says so."""
+        """Hardware and date of the run, if recorded."""
         said = [self.facts.get("machine"), self.facts.get("date")]
         return ", ".join(str(part) for part in said if part) or None
 
     @property
     def flops_per_token(self) -> int | None:
-        """Forward and backward, as the train loop counted it."""
+        """FLOPs of forward and backward passes, as counted by the training loop."""
         return (self.parameters or {}).get("flops_per_token")
 
     @property
     def validation_curve(self) -> np.ndarray:
-        """Rows (tokens, nats per token) that efficiency is read from, [N, 2].
+        """Curve (tokens, nats per token) from which efficiency is computed, `[N, 2]`.
 
-        The loop's own validation where it was done three times, else the smoothed training loss.
+        The validation curve if it has at least three points, else the smoothed training loss.
         """
         if len(self.validation) >= 3:
             return self.validation * [self.tokens_per_step, 1]
@@ -185,7 +187,7 @@ class Run:
 
     @property
     def parameters(self) -> dict[str, int] | None:
-        """Parameters by part, as the train loop or an evaluation recorded them."""
+        """Parameters by part, as recorded by the training loop or an evaluation."""
         for source in (self.facts, self.perplexity or {}):
             found = source.get("parameters")
             if isinstance(found, dict) and "total" in found:
@@ -194,10 +196,10 @@ class Run:
 
 
 def load_run(path: Path) -> Run:
-    """Reads a run folder.
+    """Reads a run directory.
 
     Raises:
-        DataError: there is no run in this folder, or one of its files is damaged.
+        DataError: the directory is not a run, or one of its files is corrupt.
     """
     config = _read_config(path)
     metrics, validation = _read_metrics(path / METRICS)
@@ -245,7 +247,8 @@ def _read_config(path: Path) -> dict[str, Any]:
     if not file.exists():
         raise DataError(
             "run.not_found",
-            f"{path}: not a run folder (no config.yaml); give the run_dir of `leviathan train`",
+            f"{path}: not a run directory: config.yaml is missing. Give the run_dir of a "
+            "training run",
         )
     config = read_yaml(_read_text(file), str(file))
     for dotted, kind in _NEEDED.items():
@@ -255,8 +258,8 @@ def _read_config(path: Path) -> dict[str, Any]:
         if not isinstance(value, kind):
             raise DataError(
                 "run.config_invalid",
-                f"{file}: not the resolved configuration of a run: {dotted} is missing or of "
-                "another kind",
+                f"{file}: not the resolved configuration of a run: {dotted} is missing or has "
+                "another type",
             )
     return config
 
@@ -269,7 +272,7 @@ def _read_text(file: Path) -> str:
     except UnicodeDecodeError as error:
         raise DataError(
             "metrics.corrupt",
-            f"{file}: damaged: byte 0x{error.object[error.start]:02x} at {error.start:,} is no "
+            f"{file}: corrupt: byte 0x{error.object[error.start]:02x} at {error.start:,} is not "
             "valid UTF-8",
         ) from None
 
@@ -277,7 +280,9 @@ def _read_text(file: Path) -> str:
 def _read_metrics(file: Path) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """The last record of every step: a resumed run may have logged some steps twice."""
     if not file.exists():
-        raise DataError("metrics.not_found", f"{file}: missing; the run has not logged a step yet")
+        raise DataError(
+            "metrics.not_found", f"{file}: not found: the run has not logged a step yet"
+        )
     logged: dict[int, dict[str, Any]] = {}
     validation: dict[int, float] = {}
     for number, line in enumerate(_read_text(file).splitlines(), start=1):
@@ -295,7 +300,8 @@ def _read_metrics(file: Path) -> tuple[dict[str, np.ndarray], np.ndarray]:
             logged[step] = record
     if not logged:
         raise DataError(
-            "metrics.empty", f"{file}: holds no training step; let the run reach its first log line"
+            "metrics.empty",
+            f"{file}: contains no training step. Wait until the run has logged its first step",
         )
     steps = sorted(logged)
     metrics = {"step": np.array(steps)}
@@ -317,7 +323,7 @@ def _newest(folders: Iterable[Path]) -> Path | None:
 
 
 def _newest_state(path: Path) -> dict[str, Any]:
-    """state.json of the newest complete checkpoint."""
+    """state.json of the latest complete checkpoint."""
     newest = next(reversed(complete_checkpoints(path)), None)
     return (read_result(newest / "state.json") or {}) if newest else {}
 
@@ -329,11 +335,11 @@ def _newest_evaluation(path: Path) -> Path | None:
 def _fingerprints(
     path: Path, config: dict[str, Any], facts: dict[str, Any]
 ) -> tuple[str | None, str | None]:
-    """Fingerprints (tokenizer, dataset), from whichever file still says them."""
+    """Fingerprints (tokenizer, dataset), from the first file that records them."""
     newest = next(reversed(complete_checkpoints(path)), None)
     tokenizer = (read_result(newest / "tokenizer.meta.json") or {}) if newest else {}
-    # A dataset prepared again at the same place would speak for itself, not for this run:
-    # it is asked last.
+    # The dataset may have been prepared again at the same place since the run: its own
+    # description is used last.
     info = read_result(Path(config["data"]["path"]) / "dataset.json") or {}
     of_data = info.get("tokenizer")
     of_data = of_data.get("fingerprint") if isinstance(of_data, dict) else None

@@ -1,9 +1,10 @@
 """Scaling laws: L = E + A·N^-α + B·D^-β by robust regression, with intervals.
 
-N is parameters, D training tokens, L nats per token, E the floor that neither removes. Where a
-table varies only one of them, or both along one line, only one power law can be told from it.
+N is the number of parameters, D that of training tokens, L the loss in nats per token, and E the
+irreducible loss. If a table varies only one of N and D, or both along one line, it determines only
+one power law.
 
-Source: Hoffmann et al. 2022 (arXiv 2203.15556), approach 3: Huber's loss on log L, many starts.
+Source: Hoffmann et al. 2022 (arXiv 2203.15556), approach 3: Huber loss on log L, many starts.
 """
 
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ FORMS: dict[Form, str] = {
     "nd": "L = E + A·N^-α + B·D^-β",
 }
 REPLICATES = 1000
-_REFIT_ITERATIONS = 40  # fewer than for a fit: a refit starts at the fitted law
+_REFIT_ITERATIONS = 40  # smaller than for a fit: a refit starts at the fitted law
 EXACT = 1e-9  # of log L; a smaller scatter is rounding error
 _LEAST_SCALE = 1e-6  # nats
 _EXPONENTS = (0.15, 0.3, 0.5, 0.9)
@@ -32,7 +33,8 @@ _FLOORS = (0.0, 0.3, 0.6, 0.8, 0.95)  # of the least loss
 
 @dataclass(frozen=True)
 class Points:
-    """Rows of a table: parameters [R], tokens [R], loss [R], and the loss's rounding [R] (±)."""
+    """Rows of a table: parameters, tokens, loss, and half-width of the rounding of the loss, all
+    `[R]`."""
 
     parameters: np.ndarray
     tokens: np.ndarray
@@ -49,10 +51,10 @@ class Points:
 
 @dataclass(frozen=True)
 class Law:
-    """A fitted law. `terms` are (scale, exponent) of N and D; None where the form has no such one.
+    """A fitted law. `terms` are (scale, exponent) of N and D; None for terms that the form lacks.
 
-    A scale is the loss that the term contributes at `unit`, the rows' geometric mean of N or D: A
-    and B of the formula are of astronomic size and say nothing by themselves.
+    A scale is the loss that the term contributes at `unit`, the geometric mean of N or D over the
+    rows: A and B of the formula are very large and hard to interpret.
     """
 
     form: Form
@@ -62,7 +64,7 @@ class Law:
     cost: float
 
     def loss(self, parameters: Any, tokens: Any) -> np.ndarray:
-        """L at N and D, nats."""
+        """L at N and D, nats per token."""
         total = np.asarray(self.floor, dtype=float)
         for value, term, unit in zip((parameters, tokens), self.terms, self.units, strict=True):
             if term is not None:
@@ -70,20 +72,20 @@ class Law:
         return total
 
     def reaching(self, axis: Literal["n", "d"], loss: float, other: float) -> float | None:
-        """The N (or D) at which the law gives `loss`, the other one being `other`.
+        """The N (or D) at which the law predicts `loss`, given the other variable.
 
-        None where it is never reached: the loss lies below the floor and the other term.
+        None if the loss is not reached: it is below the floor plus the other term.
         """
         index = 0 if axis == "n" else 1
         term = self.terms[index]
-        assert term is not None, f"{self.form} has no term of {axis}"
+        assert term is not None, f"{self.form} has no term in {axis}"
         rest, left = self.terms[1 - index], loss - self.floor
         if rest is not None:
             left -= rest[0] * (other / self.units[1 - index]) ** -rest[1]
         return float(self.units[index] * (left / term[0]) ** (-1 / term[1])) if left > 0 else None
 
     def named(self) -> dict[str, float]:
-        """E, α, β and the coefficients A, B, whichever the form has."""
+        """E, α, β and the coefficients A, B of the form."""
         values = {"E": self.floor}
         pairs = (("A", "alpha"), ("B", "beta"))
         for names, term, unit in zip(pairs, self.terms, self.units, strict=True):
@@ -94,16 +96,16 @@ class Law:
 
 
 def free_parameters(form: Form, floor: bool = True) -> int:
-    """How many numbers a form is free in."""
+    """Number of free parameters of a form."""
     return 2 * len(form) + floor
 
 
 def fit(points: Points, form: Form, floor: bool = True) -> Law:
-    """The law with the least Huber cost over many starts.
+    """The law with the lowest Huber cost over many starts.
 
     Args:
-        points: at least as many rows as the form is free in.
-        form: which terms.
+        points: at least as many rows as the form has free parameters.
+        form: terms of the law.
         floor: False fixes E = 0, a plain power law.
     """
     axes, units = _axes(points, form)
@@ -120,8 +122,8 @@ class BootstrapFits:
 
     Attributes:
         laws: one per replicate.
-        noise: standard deviation of log L around the law, `[replicates]`; it applies to a new row,
-            too.
+        noise: standard deviation of log L around the law, `[replicates]`; it also applies to a new
+            row.
     """
 
     laws: tuple[Law, ...]
@@ -182,7 +184,8 @@ def interval(values: Sequence[float | None]) -> tuple[float | None, float | None
 
 
 def line_of(points: Points) -> float | None:
-    """γ if D = c·N^γ over all rows (within 15 %): then N and D cannot be told apart; else None."""
+    """Exponent γ if D = c·N^γ over all rows (within 15 %), so that N and D are confounded; else
+    None."""
     n, d = np.log(points.parameters), np.log(points.tokens)
     if np.ptp(n) < 1e-9 or np.ptp(d) < 1e-9:
         return None
@@ -193,7 +196,8 @@ def line_of(points: Points) -> float | None:
 def _axes(
     points: Points, form: Form, units: tuple[float, float] | None = None
 ) -> tuple[list[np.ndarray], tuple[float, float]]:
-    """log(N/unit) and log(D/unit) for the form's terms, and the units (default: their means)."""
+    """log(N/unit) and log(D/unit) for the terms of the form, and the units (default: their
+    means)."""
     both = (points.parameters, points.tokens)
     if units is None:
         units = (float(np.exp(np.log(both[0]).mean())), float(np.exp(np.log(both[1]).mean())))
@@ -202,7 +206,7 @@ def _axes(
 
 
 def _starts(loss: np.ndarray, axes: Sequence[np.ndarray], floor: bool) -> np.ndarray:
-    """(log E, log scale, exponent, …) with the scales solved for each choice of the rest."""
+    """(log E, log scale, exponent, …) with the scales solved for each choice of the others."""
     starts = []
     floors = _FLOORS if floor else (0.0,)
     for share, *exponents in product(floors, *[_EXPONENTS] * len(axes)):

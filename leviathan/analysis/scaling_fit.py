@@ -1,6 +1,6 @@
 """Batched Huber regression of log L = log(E + Σ s·x^-p) on many sets of losses.
 
-A set is a starting point or a bootstrap replicate. Hundreds of sets are fitted together, as arrays.
+A set is a starting point or a bootstrap replicate. Hundreds of sets are fitted together as arrays.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What several seeds say: mean differences with intervals, and how far they may be luck."""
+"""Statistics over seeds: mean differences with intervals and p-values."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,13 +9,13 @@ from leviathan.evaluate import intervals
 
 
 def mean_of(values: Sequence[float | None]) -> float | None:
-    """The mean, None unless every value is known."""
+    """The mean; None unless every value is known."""
     known = [value for value in values if value is not None]
     return float(np.mean(known)) if known and len(known) == len(values) else None
 
 
 def over_seeds(differences: Sequence[float]) -> dict[str, Any]:
-    """Mean of paired differences, one a seed, with Student's interval and two-sided p.
+    """Mean of paired differences, one per seed, with Student's t interval and two-sided p.
 
     Returns:
         `seeds`, `mean`, `std` (two seeds or more), and `low`, `high` and `p`, or the reason

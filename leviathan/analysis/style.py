@@ -1,4 +1,4 @@
-"""The page's style sheet."""
+"""Style sheet of the report page."""
 
 from leviathan.analysis.figure import COLORS, FONT, GRID, INK, MUTED
 

@@ -1,4 +1,4 @@
-"""What came out, in one paragraph, and what a run of this size can and cannot show."""
+"""Summary of a report: the results in one paragraph, and what runs of this size can show."""
 
 from typing import Any
 
@@ -6,11 +6,11 @@ from leviathan.evaluate.intervals import Interval, comparisons_note
 from leviathan.formatting import format_count
 
 SMALL_RUN_TOKENS = 1_000_000_000
-_MANY = 4  # outcomes beyond which only the best and the worst are told
+_MANY = 4  # above this number, only the best and the worst arm are named
 
 
 def summarize(report: dict[str, Any]) -> str:
-    """One paragraph: what came out, and what runs of this size can and cannot show."""
+    """One paragraph: the results, and what runs of this size can and cannot show."""
     sentences = []
     for group in report["groups"]:
         sentences += _group_outcome(group)
@@ -22,15 +22,14 @@ def summarize(report: dict[str, Any]) -> str:
     seeds = min(len(arm["seeds"]) for arm in arms)
     if tokens < SMALL_RUN_TOKENS:
         sentences.append(
-            f"{runs} saw {amount} tokens. A run of this size shows that the mechanics work "
-            "and yields paired data; it does not show which model is better: in the published "
-            "comparison the order of the smallest models still changed after about 3 billion "
-            "tokens."
+            f"{runs} saw {amount} tokens. A run of this size verifies the pipeline and provides "
+            "paired data; it does not show which model is better: in the published comparison, "
+            "the order of the smallest models still changed after about 3 billion tokens."
         )
     elif len(arms) > 1 and seeds < 2:
         sentences.append(
-            f"{runs} saw {amount} tokens, with one seed each: the luck of a seed is part "
-            "of every difference here, and no interval on this page covers it."
+            f"{runs} saw {amount} tokens, with one seed each: every difference includes "
+            "seed-to-seed variance, which no interval on this page covers."
         )
     return " ".join([*sentences, report["caution"]]).strip()
 
@@ -49,8 +48,8 @@ def _group_outcome(group: dict[str, Any]) -> list[str]:
     lead = f"{group['name']}: " if group["name"] else ""
     sentences = [_outcome(group, arm) for arm in told]
     if len(told) < len(arms):
-        sentences[0] = f"Of {len(arms)} arms, {sentences[0]}"
-        sentences[1] = f"Last, {sentences[1]}"
+        sentences[0] = f"Best of {len(arms)} arms: {sentences[0]}"
+        sentences[1] = f"Worst: {sentences[1]}"
     return [lead + sentences[0], *sentences[1:], *([count] if count else [])]
 
 
@@ -58,7 +57,7 @@ def _outcome(group: dict[str, Any], arm: dict[str, Any]) -> str:
     relative, base = arm["relative"], group["arms"][0]
     nats = relative["validation_nats"]
     side = "below" if nats < 0 else "above"
-    # Over the seeds that were paired, so that the figures of this sentence belong together.
+    # Over the paired seeds, so that the figures of this sentence are consistent.
     return (
         f"{arm['label']} ends at {arm['validation_loss']:.4f} nats per token on the validation "
         f"split, {abs(nats):.4f} {side} {base['label']}{_interval(group, arm)}: its "
@@ -68,7 +67,7 @@ def _outcome(group: dict[str, Any], arm: dict[str, Any]) -> str:
 
 
 def _interval(group: dict[str, Any], arm: dict[str, Any]) -> str:
-    """The arm's interval, or the reason why there is none."""
+    """The interval of an arm, or the reason why there is none."""
     over, found, reason = _interval_of(group, arm)
     if reason is not None:
         return f" (no interval: {reason})"
@@ -79,12 +78,13 @@ def _interval(group: dict[str, Any], arm: dict[str, Any]) -> str:
 
 
 def _interval_of(group: dict[str, Any], arm: dict[str, Any]) -> tuple[str, Interval, str | None]:
-    """The unit, the interval (over seeds if there are enough, else documents), and why none."""
+    """The unit of the interval (seeds if there are enough, else documents), and why there is
+    none."""
     seeds, pair = arm["relative"]["seeds"], _pair_of(group["frequency"], arm["label"])
     if seeds["low"] is not None:
         return f"{seeds['seeds']} seeds", Interval(seeds["low"], seeds["high"]), None
     nats = arm["relative"]["validation_nats"]
-    # The strata may stand for another split than the validation loss: then they say nothing of it.
+    # The buckets may be of another split than the validation loss and then do not apply to it.
     if pair and pair["all"]["low"] is not None and abs(pair["all"]["difference"] - nats) < 1e-3:
         return "documents", Interval(pair["all"]["low"], pair["all"]["high"]), None
     reasons = [seeds["no_interval"], pair["all"]["no_interval"] if pair else None]

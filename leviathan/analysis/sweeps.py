@@ -74,7 +74,7 @@ def _point(entries: Sequence[RunRecord]) -> dict[str, Any]:
 
 
 def _at_an_end(points: Sequence[dict[str, Any]], best: int, keys: Sequence[str]) -> bool:
-    """Whether the best value of a numeric key is the least or the greatest that was tried."""
+    """Whether the best value of a numeric key is the minimum or maximum of the tested values."""
     for key in keys:
         tried = [point["values"][key] for point in points]
         numbers = [value for value in tried if isinstance(value, int | float)]

@@ -1,4 +1,4 @@
-"""The comparison table: one row a quantity, one column an arm; for the page and the terminal."""
+"""The comparison table, one row per quantity and one column per arm, for page and terminal."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,14 +10,15 @@ from leviathan.analysis.runs import CPU_BUSY, CPU_OTHERS
 from leviathan.console import as_text
 
 MISSING = "–"
-OVERLOADED = 0.1  # share of the logged intervals from which the speed has a note
+OVERLOADED = 0.1  # share of the logged intervals above which the speed has a note
 VALIDATION = "Validation loss, nats per token"
 MEASURED_ON = "· measured on"
 
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """One quantity: a (value, change) pair of texts for every arm; change is "" where none is."""
+    """One quantity: a (value, change) pair of texts for every arm; change is "" if there is
+    none."""
 
     section: str
     name: str
@@ -25,7 +26,7 @@ class ComparisonRow:
 
 
 def comparison_rows(group: dict[str, Any]) -> list[ComparisonRow]:
-    """The table's rows in reading order, one column an arm."""
+    """The rows of the table in reading order, one column per arm."""
     arms = group["arms"]
 
     def row(
@@ -63,7 +64,7 @@ def comparison_rows(group: dict[str, Any]) -> list[ComparisonRow]:
         row("Cost", "Training tokens", _of("tokens", 0)),
         row("Cost", "Seeds", lambda arm: str(len(arm["seeds"]))),
     ]  # fmt: skip
-    if speed_note(group):  # then said once, under the table
+    if speed_note(group):  # reported once, below the table
         rows = [row for row in rows if row.name != MEASURED_ON]
     if any(arm["skipped_steps"] for arm in arms):
         rows.append(row("Cost", "Skipped steps (non-finite)", _of("skipped_steps", 0)))
@@ -71,7 +72,7 @@ def comparison_rows(group: dict[str, Any]) -> list[ComparisonRow]:
 
 
 def terminal_table(report: dict[str, Any]) -> str:
-    """The tables as text for standard output, colored only on a terminal."""
+    """The tables as text for standard output; colored only on a terminal."""
     lines = []
     for group in report["groups"]:
         table = Table(
@@ -97,7 +98,7 @@ def terminal_table(report: dict[str, Any]) -> str:
 
 
 def speed_note(group: dict[str, Any]) -> str:
-    """Where and when all speeds were measured; empty where arms differ in it, or none says."""
+    """Hardware and date of all speeds; empty if the arms differ in them or they are unknown."""
     machines = {tuple(arm["machines"]) for arm in group["arms"]}
     if len(machines) != 1 or not (own := machines.pop()):
         return ""
@@ -105,7 +106,7 @@ def speed_note(group: dict[str, Any]) -> str:
 
 
 def load_note(group: dict[str, Any]) -> str:
-    """Names the speeds that were measured while other processes kept the machine busy."""
+    """Names the speeds that were measured while other processes used much of the CPU time."""
     arms = [arm for arm in group["arms"] if arm["overloaded"] >= OVERLOADED]
     if not arms:
         return ""
@@ -130,7 +131,7 @@ def differences_note(group: dict[str, Any]) -> str:
 
 
 def within_note(group: dict[str, Any]) -> str:
-    """Names arms whose runs differ in engine or parallelism; these runs are still averaged."""
+    """Names the arms whose runs differ in engine or parallelism; these runs are still averaged."""
     parts = [
         f"{arm['label']}: {', '.join(arm['differs_within'])}"
         for arm in group["arms"]
@@ -140,7 +141,7 @@ def within_note(group: dict[str, Any]) -> str:
 
 
 def sweep_note(group: dict[str, Any]) -> str:
-    """How the settings of a swept arm were chosen."""
+    """States how the settings of a swept arm were chosen."""
     if not group["sweep"]:
         return ""
     return (
@@ -150,22 +151,22 @@ def sweep_note(group: dict[str, Any]) -> str:
 
 
 def arm_title(arm: dict[str, Any]) -> str:
-    """`leviathan`, or `leviathan (lr 0.002)` where a sweep chose it."""
+    """Formats an arm: `leviathan`, or `leviathan (lr 0.002)` if a sweep chose the value."""
     return f"{arm['label']} ({arm['swept']})" if arm["swept"] else arm["label"]
 
 
 def number(value: float | None, digits: int) -> str:
-    """`1,234.50`, or a dash."""
+    """Formats a number: `1,234.50`, or a dash."""
     return MISSING if value is None else f"{value:,.{digits}f}".replace("-", "−")
 
 
 def signed(value: float | None, digits: int, unit: str = "") -> str:
-    """`+0.0123`, with a real minus sign; a dash where there is no value."""
+    """Formats a difference: `+0.0123`, with U+2212 as minus sign; a dash without a value."""
     return MISSING if value is None else f"{value:+,.{digits}f}{unit}".replace("-", "−")
 
 
 def score(cell: dict[str, Any], metric: str) -> str:
-    """A task's value ± its standard error; accuracies in per cent."""
+    """A value of a task ± its standard error; accuracies in percent."""
     if cell["value"] is None:
         return "not a number" if cell["samples"] else MISSING
     scale, unit, digits = task_scale(metric)

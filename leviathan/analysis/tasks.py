@@ -1,4 +1,4 @@
-"""Downstream tasks of arms: means over seeds, standard errors, differences in units of them."""
+"""Downstream tasks of arms: means over seeds, standard errors, and differences in σ."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,11 +9,11 @@ from leviathan.evaluate.intervals import no_standard_error
 
 
 def tasks_of(by_arm: Mapping[str, Sequence[RunRecord]]) -> list[dict[str, Any]]:
-    """One row a task and metric: per arm value, standard error over samples, and difference.
+    """One row per task and metric: value, standard error over samples, and difference of each arm.
 
-    `sigmas` is the difference in units of both standard errors together: that of two independent
-    samples, so it is cautious where both models answered the same questions. A standard error of
-    too few samples, or of identical samples, is None, and `no_interval` states the reason.
+    `sigmas` is the difference in units of the combined standard error of two independent samples;
+    this is conservative if both models answered the same questions. A standard error of too few
+    samples, or of identical samples, is None, and `no_interval` states the reason.
     """
     scores = {label: _arm_scores(own) for label, own in by_arm.items()}
     keys = sorted({key for arm in scores.values() for key in arm})
@@ -36,7 +36,7 @@ _MISSING: dict[str, Any] = {"value": None, "stderr": None, "samples": None, "see
 
 
 def _arm_scores(entries: Sequence[RunRecord]) -> dict[tuple[str, str], dict[str, Any]]:
-    """(task, metric) → value over the seeds that were evaluated."""
+    """(task, metric) → value over the evaluated seeds."""
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for entry in entries:
         for row in _rows(entry.run.lm_eval):
@@ -49,7 +49,7 @@ def _arm_scores(entries: Sequence[RunRecord]) -> dict[tuple[str, str], dict[str,
         reason = no_standard_error(rows[0]["samples"], stderr) if stderr is not None else None
         means[key] = {
             "value": sum(values) / len(values) if len(values) == len(rows) else None,
-            # The questions are the same for all seeds: more seeds do not make them more.
+            # All seeds answer the same questions, so more seeds do not add samples.
             "stderr": stderr if reason is None else None,
             "samples": rows[0]["samples"],
             "seeds": len(rows),
@@ -58,7 +58,7 @@ def _arm_scores(entries: Sequence[RunRecord]) -> dict[tuple[str, str], dict[str,
 
 
 def _rows(results: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """lm-eval's results as rows: task, metric, value, standard error."""
+    """Results of lm-eval as rows: task, metric, value, standard error."""
     rows = []
     for task, metrics in ((results or {}).get("results") or {}).items():
         for key, value in metrics.items():

@@ -1,6 +1,6 @@
 """Flat slices of parameters, written and read through DCP as chunks of the full tensor.
 
-ZeRO splits the concatenation of all parameters into equal flat partitions, so a rank holds a flat
+ZeRO splits the concatenation of all parameters into equal flat partitions, so a rank has a flat
 slice of a parameter. A flat slice of an R × C matrix consists of at most three chunks (the end of a
 row, full rows, the start of a row). With tensor parallelism that matrix is itself a part of a
 larger one, and its chunks are offset accordingly. Stored as chunks, a checkpoint does not depend on
@@ -79,7 +79,7 @@ class Chunk:
 class FlatShard:
     """Elements `start … start + flat.numel()`, in row-major order, of the fp32 tensor `key`.
 
-    With tensor parallelism, elements of the rectangular `part` of it that this rank holds.
+    With tensor parallelism, elements of the rectangular `part` of it on this rank.
     """
 
     key: str
@@ -119,7 +119,7 @@ def chunks_of(shape: tuple[int, ...], start: int, count: int) -> Iterator[Chunk]
 
 
 class _ShardIndex:
-    """Slices indexed for DCP: (tensor, chunk offsets) → the memory view that holds the chunk."""
+    """Slices indexed for DCP: (tensor, chunk offsets) → the memory view of the chunk."""
 
     def __init__(self, slices: Iterable[FlatShard]) -> None:
         self.slices = [piece for piece in slices if piece.flat.numel()]

@@ -1,4 +1,4 @@
-"""The command line: one function per command, which imports what it needs when it is called.
+"""The command line: one function per command, with imports inside the function.
 
 Results go to standard output (with `--json`, one object on the last line), everything else to
 standard error. Exit status: 0 success, 2 invalid input or configuration, 1 internal error.

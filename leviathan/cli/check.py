@@ -54,7 +54,7 @@ def check(
     verify_data: Annotated[
         bool,
         typer.Option(
-            "--verify-data", help="Verify the hashes of all shards (reads the whole dataset)."
+            "--verify-data", help="Verify the hashes of all shards (reads the complete dataset)."
         ),
     ] = False,
     probe: Annotated[

@@ -28,7 +28,7 @@ def tokenizer_train(
 
     The end-of-text id follows the last entry: N entries give a vocabulary of N + 1 ids. Text is
     split with the pattern of o200k_base. Pattern and end-of-text id are stored in `bpe.meta.json`
-    beside `bpe.tiktoken`; keep both files together.
+    next to `bpe.tiktoken`; keep both files in one directory.
 
     Example: `leviathan tokenizer train corpus/*.jsonl.zst --vocab-size 8192 --out bpe.tiktoken`
     """

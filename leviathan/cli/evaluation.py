@@ -153,7 +153,7 @@ def report(
         images = {f"report/{file.stem}": file for file in sorted(out.glob("plots/*.png"))}
         for run in runs:
             if not attach(run, images):
-                say(f"{run}: no tracker is configured; nothing is attached")
+                say(f"{run}: no tracker is configured, so plots are not attached")
     show(result, as_json, terminal_table)
 
 

@@ -46,9 +46,9 @@ def fit(
     """Fits a scaling law to losses: exponents, effective capacity and data, with intervals.
 
     Fits L = E + A·N^-α + B·D^-β by robust regression from many starting points. For each row of
-    another kind, computes the N (or D) that the baseline needs for the same loss. Reports what the
-    rows cannot identify and columns that contradict each other. Intervals require three more rows
-    than the law has free parameters.
+    another kind, computes the N (or D) that the baseline needs for the same loss. Reports
+    undetermined parameters and columns that contradict each other. Intervals require three more
+    rows than the law has free parameters.
 
     Example: `leviathan fit configs/experiments/published.csv --out fit`
     """

@@ -1,8 +1,8 @@
 """The configurations of the input embeddings by `kind`, and their parameter counts.
 
-Parameter counts are closed forms of the configuration. A width that is not set is solved from them
-when the configuration is read. V is the padded vocabulary size, D the model width, k the number of
-digits in base b, d the width of the codebook vectors.
+Parameter counts are closed forms of the configuration. A width that is not set is derived from a
+target count when the configuration is read. V is the padded vocabulary size, D the model width, k
+the number of digits in base b, d the width of the codebook vectors.
 """
 
 import math
@@ -79,32 +79,34 @@ class InputEmbeddingConfig(Strict, ABC):
         return self
 
     def match(self, vocabulary: int, d_model: int) -> Match | None:
-        """How near the size is to the wanted one; None for a kind without a free width."""
+        """How closely the parameter count matches its target; None for a kind without a free
+        width."""
         return None
 
     def cut_by_tp(self) -> dict[str, int]:
-        """What parallel.tp cuts into equal parts beside the vocabulary: field → size."""
+        """Dimensions besides the vocabulary that parallel.tp must divide: field → size."""
         return {}
 
 
 def nearest_width(field: str, count: Callable[[int], int], target: int) -> int:
-    """The width at which `count`, affine in it, comes nearest to `target`.
+    """The width at which `count`, affine in the width, is nearest to `target`.
 
     Raises:
-        ValueError: width 1 is already further above the target than width 0 is below it.
+        ValueError: the count at width 1 is farther above the target than that at width 0 is below.
     """
     fixed = count(0)
     width = round((target - fixed) / (count(1) - fixed))
     if width < 1:
         raise ValueError(
-            f"no {field} comes near {target:,} parameters ({field} 1 has {count(1):,}): "
-            f"raise embedding.target_params or give embedding.{field}"
+            f"no embedding.{field} gives {target:,} parameters: {field}=1 gives {count(1):,}; "
+            f"increase embedding.target_params or set embedding.{field}"
         )
     return width
 
 
 class MatchedConfig(InputEmbeddingConfig):
-    """A kind whose one free width is solved so that its size comes nearest to a target."""
+    """A kind with one free width, which is derived such that the parameter count matches a
+    target."""
 
     free_width: ClassVar[str]
     target_params: int | None = Field(
@@ -176,7 +178,7 @@ class AlbertConfig(MatchedConfig):
 class FlatMLPConfig(MatchedConfig):
     """`V × e` table, then a two-layer SiLU MLP: hidden width H with a bias, no output bias.
 
-    The table gets about half of the target, so that neither half starves; H does the matching.
+    The table gets about half of the target; H is derived from the rest.
     """
 
     free_width: ClassVar[str] = "hidden"
@@ -213,7 +215,7 @@ class BinaryCodesConfig(InputEmbeddingConfig):
     )
 
     def parameters(self, vocabulary: int, d_model: int) -> int:
-        """None."""
+        """No parameters."""
         return 0
 
 
@@ -221,7 +223,7 @@ class BinaryCodesConfig(InputEmbeddingConfig):
 
 
 class FactoredMLPConfig(MatchedConfig):
-    """Digits and codebooks as LEV, then a two-layer SiLU MLP as `flat_mlp`'s."""
+    """Digits and codebooks of LEV, then a two-layer SiLU MLP as in `flat_mlp`."""
 
     free_width: ClassVar[str] = "hidden"
     kind: Literal["factored_mlp"] = "factored_mlp"
@@ -289,7 +291,7 @@ class LeviathanConfig(GeneratorConfig):
 
 
 class LeviathanV1Config(GeneratorConfig):
-    """The generator of arXiv 2601.22040 v1: one latent for all modes, and a residual from it."""
+    """The generator of arXiv 2601.22040 v1: one latent for all modes, and a residual."""
 
     kind: Literal["leviathan_v1"] = "leviathan_v1"
     modes: PositiveInt = Field(default=8, description="number of concatenated tensor products (M)")
@@ -318,7 +320,7 @@ def lev_base(config: DigitConfig, vocabulary: int) -> int:
         if config.base**config.digits < vocabulary:
             raise ValueError(
                 f"embedding.base {config.base} to the power of {config.digits} digits is "
-                f"{config.base**config.digits}, less than the {vocabulary} ids to be told apart"
+                f"{config.base**config.digits}, less than the vocabulary of {vocabulary} ids"
             )
         return config.base
     base = max(2, math.floor(vocabulary ** (1 / config.digits)))

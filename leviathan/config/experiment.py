@@ -1,4 +1,4 @@
-"""An experiment as the user writes it: which runs answer one question, and on what machine.
+"""The configuration of an experiment: runs that answer one question, and the planned hardware.
 
 An experiment changes a run configuration by arm (what is compared), by group (separate
 comparisons, such as one per scale), by sweep and by seed. Runs are compared within their group.
@@ -12,7 +12,7 @@ from leviathan.config.strict import Paths, PositiveFloat, PositiveInt, Strict, U
 
 
 def dotted(tree: Any, above: str = "") -> Any:
-    """Nested mappings as one, `{a: {b: 1}}` → `{a.b: 1}`; anything else as it is."""
+    """Flattens nested mappings, `{a: {b: 1}}` → `{a.b: 1}`; returns other values unchanged."""
     if not isinstance(tree, dict):
         return tree
     flat: dict[str, Any] = {}
@@ -163,7 +163,7 @@ class ExperimentConfig(Strict):
         return self
 
     def all_groups(self) -> dict[str, GroupConfig]:
-        """The groups; one without a name where none is given."""
+        """The groups; a single one without a name if none are configured."""
         return self.groups or {"": GroupConfig()}
 
     def _all_changes(self) -> list[dict[str, Any]]:

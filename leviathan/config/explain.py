@@ -1,4 +1,4 @@
-"""Validation errors as messages: file and line, dotted key, the value found, what was expected."""
+"""Messages for validation errors: file and line, dotted key, found value, expected value."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, get_args, get_origin
@@ -78,7 +78,7 @@ def _without_tags(loc: tuple[Any, ...], data: Any, missing: bool) -> Path:
 
 
 def _unknown_key(path: Path, schema: type[BaseModel], data: Any) -> str:
-    """What to write instead of a key that does not exist here."""
+    """Hint for an unknown key: the key to use instead."""
     section, key = path[:-1], path[-1]
     model = _model_at(schema, section, data) or schema
     siblings = list(model.model_fields)
@@ -161,7 +161,7 @@ def explain(
     lines: list[str] = []
     for problem in error.errors(include_url=False):
         if problem["type"] == "default_factory_not_called":
-            continue  # the field that it is computed from is reported
+            continue  # the field it is computed from is reported
         path = _without_tags(problem["loc"], data, problem["type"] == "missing")
         if problem["type"] == "union_tag_invalid":
             path = (*path, "kind")

@@ -1,7 +1,7 @@
-"""YAML files with `extends:` and `a.b=c` overrides into a validated configuration.
+"""Reads YAML files with `extends:` and `a.b=c` overrides into a validated configuration.
 
-Every problem is collected before anything is raised, so that a user fixes a file once. Paths in a
-configuration are relative to the working directory; `extends:` to the file it is in.
+All problems of a file are reported together. Paths in a configuration are relative to the working
+directory, those of `extends:` to the file.
 """
 
 import re
@@ -20,11 +20,11 @@ COMMAND_LINE = "command line"
 EXTENDS = "extends"
 
 C = TypeVar("C", bound=BaseModel)
-Origins = dict[tuple[str, ...], str]  # dotted path → where it was written, "file:line"
+Origins = dict[tuple[str, ...], str]  # dotted path → where it was set, "file:line"
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML that reads 1e-3 as a number and 2024-02-29 as text."""
+    """Safe YAML loader that reads 1e-3 as a number and 2024-02-29 as text."""
 
     yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, Any]]]] = {
         first: [(tag, pattern) for tag, pattern in found if not tag.endswith(":timestamp")]
@@ -34,7 +34,7 @@ class _Loader(yaml.SafeLoader):
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
             return super().construct_object(node, deep)
-        except (ValueError, LookupError, AttributeError) as error:  # as `!!int abc` raises them
+        except (ValueError, LookupError, AttributeError) as error:  # for example from `!!int abc`
             kind = node.tag.rpartition(":")[2]
             raise _refusal(
                 node, f"{without_credentials(str(node.value))[:60]!r} is no {kind} ({error})"
@@ -53,7 +53,7 @@ def _refusal(node: yaml.Node, problem: str) -> yaml.YAMLError:
 
 
 def _check_keys(node: yaml.Node, above: tuple[yaml.Node, ...] = ()) -> None:
-    """Refuses what no configuration can mean: a key twice, a key that is a section, a cycle."""
+    """Rejects duplicate keys, keys that are not scalars, and cycles."""
     if node in above:
         raise _refusal(node, "this section refers to itself")
     if isinstance(node, yaml.SequenceNode):
@@ -63,7 +63,7 @@ def _check_keys(node: yaml.Node, above: tuple[yaml.Node, ...] = ()) -> None:
         seen: set[str] = set()
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                raise _refusal(key, "a key must be a plain word, not a list or a section")
+                raise _refusal(key, "a key must be a scalar, not a list or a section")
             if key.value in seen:
                 raise _refusal(key, f"key {key.value!r} appears twice")
             seen.add(key.value)
@@ -71,7 +71,7 @@ def _check_keys(node: yaml.Node, above: tuple[yaml.Node, ...] = ()) -> None:
 
 
 def _key_lines(root: yaml.Node | None, source: str) -> Origins:
-    """Where each dotted key of a YAML text stands, as "file:line"."""
+    """Location of each dotted key of a YAML text, as "file:line"."""
     origins: Origins = {}
 
     def visit(node: yaml.Node | None, path: tuple[str, ...]) -> None:
@@ -86,10 +86,10 @@ def _key_lines(root: yaml.Node | None, source: str) -> Origins:
 
 
 def _parse(text: str, source: str) -> tuple[Any, Origins]:
-    """The value of a YAML text and where its keys stand.
+    """Value of a YAML text and the locations of its keys.
 
     Raises:
-        ConfigError: not YAML, or not what a configuration may hold.
+        ConfigError: not YAML, or not a valid structure.
     """
     try:
         loader = _Loader(text)
@@ -97,24 +97,24 @@ def _parse(text: str, source: str) -> tuple[Any, Origins]:
         if root is None:
             return None, {}
         _check_keys(root)
-        value = loader.construct_document(root)  # lays merged (`<<`) sections into their nodes
+        value = loader.construct_document(root)  # resolves merge keys (`<<`) in the nodes
         return value, _key_lines(root, source)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{source}:{mark.line + 1}" if mark else source
         problem = getattr(error, "problem", None) or " ".join(str(error).split())
     except RecursionError:
-        where, problem = source, "it is nested too deeply"
-    except ValueError as error:  # an escape that is no character
+        where, problem = source, "nested too deeply"
+    except ValueError as error:  # an escape sequence that is not a character
         where, problem = source, str(error)
     raise ConfigError("config.invalid_yaml", f"{where}: not valid YAML: {problem}")
 
 
 def read_yaml(text: str, source: str) -> dict[str, Any]:
-    """Parses one YAML mapping; `source` names it in errors.
+    """Parses a YAML mapping; `source` names it in errors.
 
     Raises:
-        ConfigError: not YAML, a duplicate key, or not a mapping at the top.
+        ConfigError: not YAML, a duplicate key, or not a mapping.
     """
     return _mapping(_parse(text, source)[0], source)
 
@@ -131,7 +131,7 @@ def _mapping(data: Any, source: str) -> dict[str, Any]:
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any], origins: Origins, where: Origins) -> None:
-    """Lays `over` onto `base` in place; another `kind` starts its mapping afresh."""
+    """Merges `over` into `base` in place; a different `kind` replaces its mapping."""
 
     def lay(base: dict[str, Any], over: dict[str, Any], path: tuple[str, ...]) -> None:
         if "kind" in over and over["kind"] != base.get("kind", over["kind"]):
@@ -152,18 +152,16 @@ def _merge(base: dict[str, Any], over: dict[str, Any], origins: Origins, where: 
 
 
 def _read_file(path: Path, origins: Origins, chain: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """One file with everything it extends, merged."""
+    """A file merged with all files that it extends."""
     try:
         resolved = path.resolve()
         if resolved in chain:
             circle = " → ".join(str(file) for file in (*chain, resolved))
-            raise ConfigError(
-                "config.circular_extends", f"{path}: `extends` goes in a cycle: {circle}"
-            )
+            raise ConfigError("config.circular_extends", f"{path}: cycle in `extends`: {circle}")
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         by = f" (extended by {chain[-1]})" if chain else ""
-        raise ConfigError("config.not_found", f"{path}: no such configuration file{by}") from None
+        raise ConfigError("config.not_found", f"{path}: configuration file not found{by}") from None
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a name with a null byte
         raise ConfigError("config.unreadable", f"{str(path)!r}: cannot be read: {error}") from None
     value, lines = _parse(text, str(path))
@@ -185,13 +183,13 @@ def _read_file(path: Path, origins: Origins, chain: tuple[Path, ...] = ()) -> di
 
 
 def _override(text: str) -> tuple[tuple[str, ...], Any]:
-    """`a.b=c` as (path, value); the value is read as YAML."""
+    """Parses `a.b=c` as (path, value); the value is read as YAML."""
     dotted, equals, value = text.partition("=")
     path = tuple(dotted.strip().split("."))
     if not equals or not all(path):
         raise ConfigError(
             "config.invalid_override",
-            f"{COMMAND_LINE}: {text!r} is not an override; write key.sub_key=value",
+            f"{COMMAND_LINE}: {text!r} is not an override; expected key.sub_key=value",
         )
     try:
         return path, _parse(value, COMMAND_LINE)[0]
@@ -211,10 +209,10 @@ def lay(
     value: Any,
     where: str = COMMAND_LINE,
 ) -> None:
-    """Sets one dotted key of a merged mapping in place, as if `where` had said so.
+    """Sets a dotted key of a merged mapping in place; `where` is its location.
 
     Raises:
-        ConfigError: what should be a section is a value.
+        ConfigError: a part of the key is a value, not a section.
     """
     nested: Any = value
     for key in reversed(keys):
@@ -232,7 +230,7 @@ def lay(
 
 
 def _paths(tree: Any, above: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    """Every key of a nested mapping, as a path."""
+    """Paths of all keys of a nested mapping."""
     if not isinstance(tree, dict):
         return []
     here = [(*above, str(key)) for key in tree]
@@ -240,10 +238,10 @@ def _paths(tree: Any, above: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
 
 
 def read_config(path: Path, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], Origins]:
-    """The merged but not yet validated mapping, and where each of its keys was written.
+    """The merged mapping before validation, and the location of each of its keys.
 
     Raises:
-        ConfigError: a file or override that cannot be read.
+        ConfigError: a file or an override cannot be read.
     """
     origins: Origins = {}
     merged = _read_file(path, origins)
@@ -254,7 +252,7 @@ def read_config(path: Path, overrides: Sequence[str] = ()) -> tuple[dict[str, An
 
 
 def validate(data: dict[str, Any], schema: type[C], source: str, origins: Origins) -> C:
-    """A mapping as a `schema`, or one ConfigError that lists every problem."""
+    """Validates a mapping against `schema`; raises one ConfigError that lists all problems."""
     try:
         return schema.model_validate(data)
     except ValidationError as error:
@@ -269,26 +267,26 @@ def load_config(path: Path | str, overrides: Sequence[str], schema: type[C]) -> 
 
     Args:
         path: the YAML file.
-        overrides: `a.b=c` texts, later ones win.
+        overrides: `a.b=c` texts; later ones take precedence.
         schema: the pydantic model to validate against.
 
     Raises:
-        ConfigError: with every problem found, each naming file and line, dotted path, what was
-            found, what was expected and the nearest right spelling.
+        ConfigError: lists all problems, each with file and line, dotted key, found and expected
+            value, and a spelling suggestion.
     """
     data, origins = read_config(Path(path), overrides)
     return validate(data, schema, str(path), origins)
 
 
 def parse_config(text: str, schema: type[C], source: str = "configuration") -> C:
-    """A configuration from YAML text, as `dump_config` wrote it."""
+    """Parses the YAML text of `dump_config`."""
     return validate(read_yaml(text, source), schema, source, {})
 
 
 def dump_config(config: BaseModel) -> str:
-    """The resolved configuration as YAML; `parse_config` gives it back equal.
+    """The resolved configuration as YAML, from which `parse_config` restores it.
 
-    Passwords and tokens in URLs are omitted: this is for files that others may read.
+    Passwords and tokens in URLs are removed, because others may read these files.
     """
     stored = cleaned(config.model_dump(mode="json"))
     return yaml.safe_dump(stored, sort_keys=False, allow_unicode=True)

@@ -21,7 +21,7 @@ Betas = Annotated[tuple[Beta, Beta], Field(strict=False)]
 
 
 class ParamGroupConfig(Strict):
-    """Settings of the parameters that have one role, or whose names match one pattern."""
+    """Settings of the parameters with a role, or whose names match a pattern."""
 
     role: Role | None = Field(default=None, description="role of the parameters in this group")
     name: str | None = Field(
@@ -51,12 +51,12 @@ class ParamGroupConfig(Strict):
 
     @property
     def selector(self) -> str:
-        """`role=spline` or `name=model.embed_tokens.*`."""
+        """Formats the selector: `role=spline` or `name=model.embed_tokens.*`."""
         return f"role={self.role}" if self.role is not None else f"name={self.name}"
 
 
 class OptimConfig(Strict):
-    """AdamW and its schedule. The defaults are those of the controlled comparison."""
+    """AdamW and its schedule. The defaults are those of the controlled comparison in the paper."""
 
     lr: PositiveFloat = Field(default=1e-3, description="peak learning rate")
     warmup_steps: int = Field(

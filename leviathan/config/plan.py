@@ -1,4 +1,4 @@
-"""What follows from (configuration, world size): how a step is cut up, and what is due when."""
+"""Values derived from the configuration and the world size: batches per rank, and due events."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,10 +11,10 @@ Event = Literal["log", "evaluate", "tasks", "checkpoint"]
 
 @dataclass(frozen=True)
 class RunPlan:
-    """The derived side of a run; `config` stays what the user said.
+    """Derived values of a run; `config` is the configuration as written.
 
     Raises:
-        ConfigError: the world cannot be cut this way.
+        ConfigError: the world size is incompatible with the configuration.
     """
 
     config: RunConfig
@@ -31,27 +31,28 @@ class RunPlan:
         if batch < self.dp:
             raise ConfigError(
                 "parallel.batch_too_small",
-                f"train.global_batch_size={batch} sequences cannot be spread over {self.dp} "
-                f"data-parallel ranks: raise it to at least {self.dp}, or start fewer ranks",
+                f"train.global_batch_size={batch} sequences cannot be distributed over "
+                f"{self.dp} data-parallel ranks: raise it to at least {self.dp}, or start fewer "
+                "ranks",
             )
 
     @property
     def dp(self) -> int:
-        """Data-parallel ranks."""
+        """Number of data-parallel ranks."""
         return self.world_size // self.config.parallel.tp
 
     @property
     def rows_per_rank_max(self) -> int:
-        """Most sequences any rank holds of one global batch."""
+        """Maximum number of sequences of a global batch on any rank."""
         return -(-self.config.train.global_batch_size // self.dp)
 
     @property
     def micro_batches(self) -> int:
-        """Forward-backward passes a step, the same on every rank."""
+        """Forward and backward passes per step, equal on all ranks."""
         return -(-self.rows_per_rank_max // self.config.train.micro_batch_size)
 
     def is_due(self, event: Event, step: int) -> bool:
-        """Whether `event` follows the `step`-th finished step (counted from 1)."""
+        """Whether `event` is due after step `step` (counted from 1)."""
         train, tasks = self.config.train, self.config.evaluate
         if event == "tasks" and not tasks.tasks:
             return False

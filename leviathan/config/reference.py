@@ -102,7 +102,9 @@ def _first_line(schema: type[BaseModel]) -> str:
 
 def _row(schema: type[BaseModel], name: str, field: FieldInfo) -> str:
     models = _models(field.annotation)
-    assert field.description or models or name == "kind", f"{schema.__name__}.{name}: no meaning"
+    assert field.description or models or name == "kind", (
+        f"{schema.__name__}.{name}: no description"
+    )
     meaning = field.description or " / ".join(dict.fromkeys(map(_first_line, models)))
     if name == "kind":
         meaning = "which one this is"
@@ -121,7 +123,7 @@ def _type(annotation: Any, metadata: list[Any]) -> str:
     if origin in (Union, types.UnionType):
         if models := _models(annotation):
             optional = ", `null`" if type(None) in inner else ""
-            return f"section{' of a `kind`' if len(models) > 1 else ''}{optional}"
+            return f"section{' with a `kind`' if len(models) > 1 else ''}{optional}"
         return ", ".join(_type(part, [] if part is type(None) else metadata) for part in inner)
     if origin is Literal:
         return ", ".join(f"`{choice}`" for choice in inner)

@@ -1,8 +1,8 @@
-"""The configuration as the user writes it: frozen, strict pydantic models.
+"""The configuration of a run: frozen, strict pydantic models.
 
-Values that follow from others (`n_kv_heads`, `d_ff`, `padded_vocab_size`, `base`) may be omitted
-and are filled in here, so the resolved YAML always states them. What follows from the configuration
-*and* the world size is in `leviathan.config.plan`.
+Derived values (`n_kv_heads`, `d_ff`, `padded_vocab_size`, `base`) may be omitted and are filled in
+here, so that the resolved YAML contains them. Values that also depend on the world size are in
+`leviathan.config.plan`.
 """
 
 import math
@@ -86,7 +86,7 @@ class ModelConfig(Strict):
     def _resolved(cls, embedding: InputEmbeddingConfig, info: ValidationInfo) -> Any:
         shape = info.data
         if "padded_vocab_size" not in shape or "d_model" not in shape:
-            return embedding  # these fields have errors of their own
+            return embedding  # these fields have their own errors
         return embedding.resolved(shape["padded_vocab_size"], shape["d_model"])
 
     @model_validator(mode="after")
@@ -189,7 +189,7 @@ class TrainConfig(Strict):
         "(0 disables)",
     )
     peak_flops: PositiveFloat | None = Field(
-        default=None, description="peak FLOP/s per device, for MFU; null: from the device's name"
+        default=None, description="peak FLOP/s per device, for MFU; null: by the name of the device"
     )
 
     @model_validator(mode="after")

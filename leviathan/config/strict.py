@@ -1,4 +1,4 @@
-"""The base of all configuration models, and the types of their fields."""
+"""Base class of all configuration models, and types of their fields."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,13 +9,13 @@ SMALLEST_FLOAT32 = 2.0**-126  # smallest normal number; devices may flush smalle
 
 
 class Strict(BaseModel):
-    """Base of all configuration models: unknown keys are errors, and nothing changes."""
+    """Base class of all configuration models: immutable; unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 def computed_default(*names: str, compute: Any, default: str, description: str) -> Any:
-    """A default computed from fields declared earlier in the same model; `default` says how."""
+    """A default computed from earlier fields of the same model; `default` documents it."""
     return Field(
         default_factory=lambda earlier: compute(*(earlier[name] for name in names)),
         description=description,
@@ -37,7 +37,7 @@ def _nonzero_in_float32(value: float) -> float:
     return value
 
 
-# A constant that is added to a denominator or under a square root.
+# a constant that is added to a denominator or under a square root
 Epsilon = Annotated[float, Field(gt=0, strict=False), AfterValidator(_nonzero_in_float32)]
 Beta = Annotated[float, Field(ge=0, lt=1, strict=False)]
 
@@ -49,5 +49,5 @@ def _usable_path(value: Any) -> Any:
 
 
 UserPath = Annotated[Path, Field(strict=False), BeforeValidator(_usable_path)]
-# One path may be written without the brackets of a list.
+# a single path may be written as a string instead of a list
 Paths = Annotated[list[str], BeforeValidator(lambda v: [v] if isinstance(v, str) else v)]

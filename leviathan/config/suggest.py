@@ -1,10 +1,10 @@
-"""Spelling suggestions: our name for a key of another stack, then the nearest known spelling."""
+"""Suggestions for unknown keys: synonyms from other projects, then the nearest spelling."""
 
 import difflib
 from collections.abc import Iterable
 
-# A key of torchtitan, Megatron-LM, Hugging Face Trainer, DeepSpeed, nanoGPT, LitGPT or OLMo →
-# our dotted key, or a sentence where there is no single key.
+# Key of torchtitan, Megatron-LM, Hugging Face Trainer, DeepSpeed, nanoGPT, LitGPT or OLMo →
+# dotted key here, or a sentence if there is no single key.
 _FOLLOWS = "it follows from train.global_batch_size, train.micro_batch_size and the number of ranks"
 _RESUME = "run the same command again: it resumes from the latest checkpoint"
 _LAUNCHER = "the number of ranks is the launcher's, e.g. `leviathan launch --ranks N`"
@@ -177,7 +177,7 @@ SYNONYMS = {
 
 
 def nearest(word: str, choices: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """The choice that is spelled most like `word`, ignoring case; None if none is similar."""
+    """The choice with the most similar spelling, ignoring case; None if none is similar."""
     by_lower = {choice.lower(): choice for choice in choices}
     match = difflib.get_close_matches(word.lower(), list(by_lower), n=1, cutoff=cutoff)
     return by_lower[match[0]] if match else None
@@ -190,5 +190,5 @@ def did_you_mean(word: str, choices: Iterable[str], otherwise: str = "") -> str:
 
 
 def synonym(key: str) -> str | None:
-    """Our dotted key for a key of another stack, or a sentence; None if the key is not known."""
+    """Dotted key for a key of another project, or a sentence; None if the key is unknown."""
     return SYNONYMS.get(key.lower().replace("-", "_"))

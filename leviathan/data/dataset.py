@@ -1,4 +1,4 @@
-"""A dataset to train on: one that `leviathan prep` made, or a foreign one with its `format`."""
+"""The dataset of a run: prepared by `leviathan prep`, or a foreign one with its `format`."""
 
 import shutil
 from dataclasses import dataclass
@@ -17,18 +17,18 @@ LARGE_TOKENIZER = 4 << 20  # o200k_base's 200,000 ranks
 
 @dataclass(frozen=True)
 class Dataset:
-    """Where the rows are and what they are."""
+    """Location and description of a dataset."""
 
     path: Path
     info: DatasetInfo
     format: MdsTokensFormat | None = None
-    cache: ShardCache | None = None  # of one that lies elsewhere
+    cache: ShardCache | None = None  # for a remote dataset
 
     def rows(self, split: str) -> ShardReader:
-        """The rows of a split.
+        """Returns a reader of the samples of a split.
 
         Raises:
-            DataError: the split does not exist, or it is damaged.
+            DataError: the split does not exist, or is corrupt.
         """
         if self.cache is not None:
             return self.cache.rows(self.info, split)
@@ -45,14 +45,14 @@ class Dataset:
 
 
 def open_dataset(data: DataConfig | Path, seq_len: int | None = None) -> Dataset:
-    """The dataset of a run, or the prepared one in a folder.
+    """Opens the dataset of a run, or a prepared dataset in a directory.
 
     Args:
-        data: a run's `data` section, or a folder.
-        seq_len: of the model; a foreign set does not say where its rows are to be cut.
+        data: a run's `data` section, or a directory.
+        seq_len: `model.seq_len`; a foreign dataset does not record it.
 
     Raises:
-        DataError: missing, damaged, out of reach, or not what `data.format` says.
+        DataError: the dataset is missing, corrupt or unreachable, or does not match `data.format`.
     """
     if isinstance(data, Path):
         return Dataset(data, DatasetInfo.load(data))
@@ -68,11 +68,11 @@ def open_dataset(data: DataConfig | Path, seq_len: int | None = None) -> Dataset
 
 
 def open_tokenizer(data: DataConfig, copy: Path | None = None) -> Tokenizer:
-    """The tokenizer of a run's dataset, with the end-of-text id that the dataset has.
+    """Loads the tokenizer of a run's dataset, with the dataset's end-of-text id.
 
     Args:
         data: the run's `data` section.
-        copy: folder with a copy of its files, such as a checkpoint.
+        copy: directory with a copy of the tokenizer's files, such as a checkpoint.
 
     Raises:
         DataError: the tokenizer is missing or corrupt.
@@ -84,7 +84,7 @@ def open_tokenizer(data: DataConfig, copy: Path | None = None) -> Tokenizer:
 
 
 def save_tokenizer(data: DataConfig, folder: Path) -> None:
-    """Leaves the tokenizer of a run's data in `folder`."""
+    """Copies the tokenizer of a run's dataset to `folder`."""
     if data.format is not None:
         load_tokenizer(data.format.tokenizer).save(folder)
         return
@@ -93,7 +93,7 @@ def save_tokenizer(data: DataConfig, folder: Path) -> None:
 
 
 def tokenizer_bytes(data: DataConfig) -> int:
-    """About how much `save_tokenizer` writes."""
+    """Approximate number of bytes that `save_tokenizer` writes."""
     if data.format is not None:
         return LARGE_TOKENIZER
     return sum((data.path / name).stat().st_size for name in TOKENIZER_FILES)

@@ -1,8 +1,8 @@
-"""What turns texts into ids: tiktoken, the reference, or a faster encoder with the same ids.
+"""Encoders: tiktoken, the reference, or a faster library with the same ids.
 
-gigatoken is several times faster because it remembers the words it has seen. It is used where its
-ids were found to be tiktoken's: a vocabulary cut by a pattern that it knows, tried on texts that
-are hard to cut; and `leviathan.data.prepare.tokenize` continues comparing while it works.
+gigatoken is several times faster because it caches the ids of words. It is used only if its ids
+equal tiktoken's: the vocabulary has a pattern that gigatoken supports, and the ids of difficult
+texts are compared; `leviathan.data.prepare.tokenize` continues to compare ids while it encodes.
 """
 
 import re
@@ -24,35 +24,35 @@ Backend = Literal["gigatoken", "tiktoken"]
 # Split pattern → gigatoken's name for it. gpt2 and r50k_base have the same pattern.
 _SCHEMES = {O200K_PATTERN: "o200k", CL100K_PATTERN: "cl100k", R50K_PATTERN: "gpt2"}
 
-_LONG_BLANKS = 250_000  # tiktoken may give up on a run of twice as many
+_LONG_BLANKS = 250_000  # tiktoken may fail on a run of twice as many
 _PIECE = 1 << 23  # characters; longer texts are encoded in pieces
 _LONGEST_PIECE = 1 << 25
-# Every pattern above ends a word here: after a line's end, before the next line's first letter.
+# Every pattern above ends a word here: after a line break, before the first letter of a line.
 _CUT = re.compile(r"(?<=[^\s])\n(?=[A-Za-z0-9])")
-_GROWTH = 1 << 28  # bytes of remembered words after which gigatoken starts afresh …
-_BETWEEN = 1 << 25  # … looked at after every so many bytes of text
+_GROWTH = 1 << 28  # bytes of cached words after which gigatoken restarts with an empty cache …
+_BETWEEN = 1 << 25  # … checked whenever this many bytes of text are encoded
 
 
 class Encoder(Protocol):
-    """Turns texts into ids."""
+    """Encodes texts as token ids."""
 
     backend: Backend
 
     def encode(self, text: str, content: bytes | None = None) -> np.ndarray:
-        """The ids of a text, uint32; a special token's string in it stays text.
+        """Encodes a text; strings of special tokens are encoded as ordinary text.
 
         Args:
-            text: what to encode.
-            content: its UTF-8, if it is available.
+            text: the text.
+            content: its UTF-8 bytes, if available.
 
         Raises:
-            UnencodableText: where tiktoken cannot encode the text.
+            UnencodableText: tiktoken cannot encode the text.
         """
         ...
 
 
 class TiktokenEncoder:
-    """The reference."""
+    """The reference encoder."""
 
     backend: Backend = "tiktoken"
 
@@ -60,15 +60,16 @@ class TiktokenEncoder:
         self._tokenizer = tokenizer
 
     def encode(self, text: str, content: bytes | None = None) -> np.ndarray:
-        """The ids of `text`, uint32."""
+        """Token ids of `text`, uint32."""
         return self._tokenizer.encode_array(text)
 
 
 class GigatokenEncoder:
-    """gigatoken, bounded in memory; texts on which it and tiktoken may differ go to tiktoken.
+    """gigatoken with bounded memory; texts on which it may differ from tiktoken are passed to
+    tiktoken.
 
     Raises:
-        DataError: it cannot work with this vocabulary, or its ids are others.
+        DataError: it does not support this vocabulary, or its ids differ.
     """
 
     backend: Backend = "gigatoken"
@@ -77,7 +78,7 @@ class GigatokenEncoder:
         scheme = _SCHEMES.get(tokenizer.pattern)
         if scheme is None:
             raise DataError(
-                "encoder.unsupported", "it does not know how this vocabulary cuts texts into words"
+                "encoder.unsupported", "it does not support the split pattern of this vocabulary"
             )
         self._tokenizer, self._scheme = tokenizer, scheme
         self._process = psutil.Process()
@@ -85,29 +86,29 @@ class GigatokenEncoder:
         for text in FIXED_TEXTS:
             if not np.array_equal(self.encode(text), tokenizer.encode_array(text)):
                 raise DataError(
-                    "encoder.different_ids", f"its ids of {text[:20]!r}… are not tiktoken's"
+                    "encoder.different_ids", f"its ids of {text[:20]!r}… differ from tiktoken's"
                 )
 
     def _begin(self) -> None:
-        """Makes the encoder, with nothing remembered."""
+        """Creates the encoder with an empty cache."""
         try:
             from gigatoken.gigatoken_rs import BPETokenizer
         except ImportError as error:
             raise DataError("encoder.not_installed", f"it is not installed ({error})") from None
-        self._encode: Any = None  # free the former one first
+        self._encode: Any = None  # free the previous one first
         with NamedTemporaryFile(suffix=".tiktoken") as file:
             file.write(self._tokenizer.rank_file)
             file.flush()
             try:
                 self._encode = BPETokenizer.from_tiktoken(file.name, self._scheme, {}).encode
-            except Exception as error:  # its own, undocumented
+            except Exception as error:  # an undocumented attribute
                 raise DataError(
-                    "encoder.unsupported", f"it refuses the vocabulary: {error}"
+                    "encoder.unsupported", f"it rejects the vocabulary: {error}"
                 ) from None
         self._fed, self._size = 0, self._process.memory_info().rss
 
     def encode(self, text: str, content: bytes | None = None) -> np.ndarray:
-        """The ids of `text`, uint32."""
+        """Token ids of `text`, uint32."""
         if len(text) > _LONG_BLANKS:
             return self._encode_long(text)
         return self._encode_piece(text, content or text.encode())
@@ -122,7 +123,7 @@ class GigatokenEncoder:
             return self._encode(content)
         except Exception as error:
             return self._instead(text, error)
-        except BaseException as error:  # a panic in Rust is no Exception
+        except BaseException as error:  # a Rust panic is not an Exception
             if type(error).__name__ != "PanicException":
                 raise
             return self._instead(text, error)
@@ -140,13 +141,14 @@ class GigatokenEncoder:
         )
 
     def _instead(self, text: str, error: BaseException) -> np.ndarray:
-        say(f"warning: gigatoken failed on a text ({error}); tiktoken took it", style="yellow")
-        self._begin()  # who knows in which state it is
+        say(f"warning: gigatoken failed on a text ({error}); tiktoken encoded it", style="yellow")
+        self._begin()  # its state is undefined after a panic
         return self._tokenizer.encode_array(text)
 
 
 def _has_long_blanks(text: str) -> bool:
-    """Whether there may be a run of 2 * _LONG_BLANKS blanks: it would fill one of these blocks."""
+    """Whether there may be a run of 2 * _LONG_BLANKS blanks, which would fill one of these
+    blocks."""
     return any(
         text[place].isspace() and text[place : place + _LONG_BLANKS].isspace()
         for place in range(0, len(text) - _LONG_BLANKS + 1, _LONG_BLANKS)
@@ -162,10 +164,10 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def make_encoder(tokenizer: Tokenizer, backend: str = "auto") -> Encoder:
-    """The encoder of a vocabulary: `auto` takes the fastest that gives tiktoken's ids.
+    """Creates the encoder of a vocabulary; `auto` selects the fastest with tiktoken's ids.
 
     Raises:
-        DataError: the backend asked for cannot be used with this vocabulary.
+        DataError: the requested backend does not support this vocabulary.
     """
     if backend == "tiktoken":
         return TiktokenEncoder(tokenizer)
@@ -174,7 +176,7 @@ def make_encoder(tokenizer: Tokenizer, backend: str = "auto") -> Encoder:
     except (DataError, UnencodableText) as error:
         if backend == "gigatoken":
             raise DataError(
-                "encoder.unavailable", f"backend gigatoken: {error}; set backend=tiktoken"
+                "encoder.unavailable", f"backend gigatoken: {error}. Set backend=tiktoken"
             ) from None
         say(f"warning: encoding with tiktoken, gigatoken cannot be used: {error}", style="yellow")
         return TiktokenEncoder(tokenizer)

@@ -1,4 +1,4 @@
-"""Filesystems near and far, through fsspec: `s3://`, `hf://`, `https://`, `file://` …"""
+"""Local and remote filesystems through fsspec: `s3://`, `hf://`, `https://`, `file://`, …"""
 
 from typing import Any
 
@@ -13,10 +13,11 @@ _EXTRAS = {
 
 
 def open_filesystem(url: str) -> tuple[Any, str]:
-    """The filesystem of a URL or a local path, and the path in it.
+    """Returns the filesystem of a URL or local path, and the path in it.
 
     Raises:
-        DataError: it is of no known kind, cannot be reached, or a package for it is missing.
+        DataError: the protocol is unknown, the server is unreachable, or a package is not
+            installed.
     """
     import fsspec.core
 
@@ -30,7 +31,7 @@ def open_filesystem(url: str) -> tuple[Any, str]:
     if url.startswith(("http://", "https://")):
         import aiohttp
 
-        # Its own limit of five minutes is for the whole file.
+        # The default limit of five minutes applies to a complete file.
         options["client_kwargs"] = {"timeout": aiohttp.ClientTimeout(total=None, sock_read=60)}
     protocol = url.partition("://")[0]
     try:
@@ -52,7 +53,7 @@ def open_filesystem(url: str) -> tuple[Any, str]:
 
 
 def readable_error(error: Exception) -> OSError:
-    """What a filesystem raised (every one has its own) as an error that says something."""
+    """Converts the exception of a filesystem library to an error with a reason."""
     if isinstance(error, OSError) and error.strerror:
         return error
     return OSError(f"{type(error).__name__}: {error}".rstrip(": "))

@@ -1,7 +1,7 @@
-"""Reads MDS sets that another converter wrote: one column of token ids, no `dataset.json`.
+"""Reads MDS datasets of other converters: one column of token ids, no `dataset.json`.
 
-Such rows do not overlap, nor say where documents begin. Rows of `seq_len + 1` ids are used as ours
-are; in rows of `seq_len` ids the last one has no target.
+Their samples do not overlap, and document boundaries are not recorded. Samples of `seq_len + 1`
+ids are used like ours; in samples of `seq_len` ids, the last id has no target.
 """
 
 import hashlib
@@ -31,17 +31,18 @@ _VALUE_DTYPES = {
 
 
 class ForeignShardReader(ShardReader):
-    """The rows of one split, by number; the same interface as our own.
+    """Reads the samples of one split by number; same interface as `ShardReader`.
 
     Args:
-        folder: with index.json and shards.
-        form: what the rows are.
-        seq_len: targets of a row.
-        vocab_size: ids at or beyond it are refused.
-        end_of_text: the id that ends documents and pads rows.
+        folder: directory with index.json and shards.
+        form: format of the samples.
+        seq_len: targets per sample.
+        vocab_size: larger or equal ids are rejected.
+        end_of_text: the id that ends documents and pads samples.
 
     Raises:
-        DataError: damaged, no such column, or rows of another length; the message names the file.
+        DataError: the dataset is corrupt, the column does not exist, or the samples have another
+            length.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class ForeignShardReader(ShardReader):
 
     @property
     def ids_per_row(self) -> int:
-        """Length of a row as it is stored, seen in the first one."""
+        """Number of ids per stored sample, taken from the first one."""
         return self[0].n_valid
 
     def __getitem__(self, number: int) -> Sample:
@@ -63,30 +64,30 @@ class ForeignShardReader(ShardReader):
         if row.n_valid not in (self._seq_len, self._seq_len + 1):
             raise DataError(
                 "dataset.wrong_length",
-                f"{self.directory}: row {number} has {row.n_valid:,} ids. With model.seq_len="
-                f"{self._seq_len}, rows of {self._seq_len} or {self._seq_len + 1} can be trained "
-                f"on: set model.seq_len={row.n_valid} or {row.n_valid - 1}, or check data.format"
-                ".dtype",
+                f"{self.directory}: sample {number} has {row.n_valid:,} ids. With "
+                f"model.seq_len={self._seq_len}, samples of {self._seq_len} or "
+                f"{self._seq_len + 1} can be trained on: set model.seq_len={row.n_valid} or "
+                f"{row.n_valid - 1}, or check data.format.dtype",
             )
         wrong = ids[(ids < 0) | (ids >= self._vocab_size)]
         if len(wrong):
             raise DataError(
                 "dataset.invalid_id",
-                f"{self.directory}: row {number} holds the id {wrong[0]}, but "
-                f"{self._form.tokenizer} has {self._vocab_size:,} ids: check data.format "
+                f"{self.directory}: sample {number} contains the id {wrong[0]}, but "
+                f"{self._form.tokenizer} has {self._vocab_size:,} ids. Check data.format "
                 "(dtype, tokenizer, vocab_size)",
             )
         padding = self._seq_len + 1 - row.n_valid
         return Sample(
             tokens=np.concatenate([ids, np.full(padding, self._end)]),
-            # Documents are not numbered: those of each row count as its own.
+            # Documents are not numbered: those of each sample count as its own.
             first_document=number * (self._seq_len + 1),
             subsets=np.zeros(int((ids[:-1] == self._end).sum()) + 1, np.int64),
             n_valid=row.n_valid,
         )
 
     def verify(self) -> int:
-        """Compares every shard with its hashes in index.json.
+        """Compares the hashes of every shard with index.json.
 
         Returns:
             The number of shards without a hash in index.json.
@@ -104,14 +105,14 @@ class ForeignShardReader(ShardReader):
 
 
 class _ForeignShard(ShardFile):
-    """One that another converter wrote."""
+    """A shard of another converter."""
 
     def __init__(self, path: Path, entry: ShardEntry, form: MdsTokensFormat) -> None:
         if form.column not in entry.column_names:
             raise DataError(
                 "dataset.no_column",
-                f"{path}: no column {form.column!r} (columns: {', '.join(entry.column_names)}): "
-                "set data.format.column",
+                f"{path}: no column {form.column!r} (columns: {', '.join(entry.column_names)}). "
+                "Set data.format.column",
             )
         self._sizes = entry.column_sizes
         self._column = entry.column_names.index(form.column)
@@ -125,13 +126,13 @@ class _ForeignShard(ShardFile):
         if kind == "bytes" and form.dtype is None:
             raise DataError(
                 "dataset.no_dtype",
-                f"{path}: column {form.column!r} is plain bytes: set data.format.dtype",
+                f"{path}: column {form.column!r} is plain bytes. Set data.format.dtype",
             )
         if known and known not in _VALUE_DTYPES.values():
             raise DataError(
                 "dataset.wrong_column_type",
                 f"{path}: column {form.column!r} has the type {known}, but ids are integers "
-                f"(expected {', '.join(_VALUE_DTYPES.values())}): set data.format.column",
+                f"(expected {', '.join(_VALUE_DTYPES.values())}). Set data.format.column",
             )
         if known and form.dtype and known != form.dtype:
             raise DataError(
@@ -153,7 +154,7 @@ class _ForeignShard(ShardFile):
         return Sample(ids.astype(np.int64), first_document=0, subsets=none, n_valid=len(ids))
 
     def _decode(self, data: bytes) -> np.ndarray:
-        """The values of a column: an array may say its dtype and shape before them."""
+        """The values of a column; an encoded array may begin with its dtype and shape."""
         dtype, begin = self._dtype, 0
         if self._kind == "ndarray" and not self._encoding:
             dtype, begin = _VALUE_DTYPES[data[0]], 1
@@ -163,7 +164,8 @@ class _ForeignShard(ShardFile):
 
 
 def describe_foreign(path: Path, form: MdsTokensFormat, seq_len: int) -> DatasetInfo:
-    """What `dataset.json` would say. Documents and bytes of text are not known and stand as 0.
+    """Builds the dataset description. The numbers of documents and bytes of text are unknown,
+    recorded as 0.
 
     Raises:
         DataError: as `ForeignShardReader`, or the tokenizer cannot be loaded.
@@ -207,26 +209,28 @@ def describe_foreign(path: Path, form: MdsTokensFormat, seq_len: int) -> Dataset
 
 
 def split_dirs(path: Path) -> dict[str, Path]:
-    """Split → folder: `path` itself is the training split, or it holds train and, perhaps, val.
+    """Split → directory: `path` itself is the training split, or it contains train and optionally
+    val.
 
     Raises:
-        DataError: there is no index.json, or one above those of the splits, which a merge over all
-            splits leaves: reading it would train on the validation split.
+        DataError: there is no index.json, or one next to those of the splits, as a merge over all
+            splits writes: reading it would train on the validation split.
     """
     if (path / "index.json").is_file():
         below = [name for name in ("train", *_VALIDATION_NAMES) if (path / name).is_dir()]
         if inside := [name for name in below if (path / name / "index.json").is_file()]:
             raise DataError(
                 "dataset.ambiguous",
-                f"{path}: index.json is beside {' and '.join(f'{n}/index.json' for n in inside)}: "
-                "it is unclear which samples are for training. Remove the index.json above these "
-                "folders, or set data.path to one of them",
+                f"{path}: index.json is beside "
+                f"{' and '.join(f'{n}/index.json' for n in inside)}: it is unclear which "
+                "samples are for training. Remove the index.json above these directories, or "
+                "set data.path to one of them",
             )
         return {"train": path}
     if not (path / "train" / "index.json").is_file():
         raise DataError(
             "dataset.not_found",
-            f"{path} is no MDS set: there is neither index.json nor train/index.json in it",
+            f"{path} is not an MDS dataset: it contains neither index.json nor train/index.json",
         )
     found = {"train": path / "train"}
     for name in _VALIDATION_NAMES:

@@ -1,8 +1,8 @@
 """Index and files of MDS shards written by other converters.
 
 `index.json` is read strictly: unknown keys and values are refused by name, because a wrong
-assumption about the format would yield wrong rows without an error. Compressed shards are unpacked
-into a cache folder, under a path derived from the index and the path of the shard.
+assumption about the format would yield wrong samples without an error. Compressed shards are
+unpacked into a cache directory, under a path derived from the index and the path of the shard.
 """
 
 import bz2
@@ -108,16 +108,16 @@ def new_hash(name: str) -> Any:
 
 
 class ForeignShards:
-    """The shards of one folder: their entries, and an uncompressed file for each.
+    """The shards of one directory: their entries and uncompressed files.
 
     The constructor compares the size of every file with the index. Hashes are compared when a shard
     is unpacked and when an unpacked shard is first read from the cache. The hashes of uncompressed
     shards are only compared by `verify`, because hashing every shard on every rank costs more than
-    reading the rows that the rank needs.
+    reading the samples that the rank needs.
 
     Args:
-        folder: contains `index.json` and the shards, which may be in subfolders.
-        cache: folder for unpacked shards; None refuses compressed shards.
+        folder: contains `index.json` and the shards, which may be in subdirectories.
+        cache: directory for unpacked shards; None: compressed shards are refused.
 
     Raises:
         DataError: the index or a shard (named in the message) cannot be used.
@@ -128,7 +128,7 @@ class ForeignShards:
         self.entries = read_index_json(folder / "index.json", ShardEntry)
         if not sum(entry.samples for entry in self.entries):
             raise DataError(
-                "dataset.empty", f"{folder / 'index.json'} lists no rows: the dataset is empty"
+                "dataset.empty", f"{folder / 'index.json'} lists no samples: the dataset is empty"
             )
         self._index_digest = hashlib.sha256((folder / "index.json").read_bytes()).hexdigest()
         self._verified: set[int] = set()  # shards in the cache that this process has hashed
@@ -136,10 +136,10 @@ class ForeignShards:
             self._stored_file(entry)
 
     def file(self, number: int) -> Path:
-        """The uncompressed file of a shard; unpacks it into the cache if necessary.
+        """Returns the uncompressed file of a shard; unpacks it into the cache if necessary.
 
         Raises:
-            DataError: it is missing or damaged, or the cache cannot be written.
+            DataError: it is missing or corrupt, or the cache cannot be written.
         """
         entry = self.entries[number]
         stored, file = self._stored_file(entry)
@@ -166,14 +166,14 @@ class ForeignShards:
             file = self.file(number)
             if problem := _difference(file, entry.raw_data):
                 raise DataError(
-                    "shard.corrupt", f"{file}: this shard is damaged: {problem}: copy it again"
+                    "shard.corrupt", f"{file}: this shard is corrupt: {problem}. Copy it again"
                 )
             if not entry.raw_data.hashes and entry.zip_data and entry.zip_data.hashes:
                 packed = self.folder / entry.zip_data.basename
                 if packed.is_file() and (problem := _difference(packed, entry.zip_data)):
                     raise DataError(
                         "shard.corrupt",
-                        f"{packed}: this shard is damaged: {problem}: copy it again",
+                        f"{packed}: this shard is corrupt: {problem}. Copy it again",
                     )
         # The hash of a compressed file says nothing about the unpacked file in the cache.
         return sum(not entry.raw_data.hashes for entry in self.entries)
@@ -184,36 +184,37 @@ class ForeignShards:
         path = self.folder / file.basename
         if not path.is_file():
             if entry.zip_data is None or not (self.folder / entry.zip_data.basename).is_file():
-                raise DataError("shard.missing", f"{path}: this shard is missing: copy it again")
+                raise DataError("shard.missing", f"{path}: this shard is missing. Copy it again")
             file = entry.zip_data
             path = self.folder / file.basename
             if entry.packing not in _UNPACKERS:
                 raise DataError(
                     "shard.unsupported_compression",
-                    f"{path}: the compression {entry.packing!r} is not supported: write the shards "
-                    f"with {', '.join(_UNPACKERS)} or without compression",
+                    f"{path}: the compression {entry.packing!r} is not supported. Write the "
+                    f"shards with {', '.join(_UNPACKERS)} or without compression",
                 )
             if self._cache is None:
                 raise DataError(
                     "dataset.no_cache",
-                    f"{path} is compressed: set data.format.cache to a folder for unpacked shards",
+                    f"{path} is compressed. Set data.format.cache to a directory for unpacked "
+                    "shards",
                 )
         size = path.stat().st_size
         if size != file.bytes:
-            kind = "truncated" if size < file.bytes else "damaged"
+            kind = "truncated" if size < file.bytes else "corrupt"
             raise DataError(
                 "shard.corrupt",
-                f"{path}: {kind}: this shard has {size:,} bytes, index.json says {file.bytes:,}: "
-                "copy it again",
+                f"{path}: {kind}: this shard has {size:,} bytes, index.json states "
+                f"{file.bytes:,}. Copy it again",
             )
         return path, file
 
     def _cache_folder(self, entry: ShardEntry, packed: Path) -> Path:
-        """The folder for one shard's unpacked file.
+        """Returns the directory of one shard's unpacked file.
 
-        The folder depends on the index, so a dataset that is rewritten under the same path does not
-        use shards of its previous version. Without hashes, two datasets may have the same index;
-        the folder then also depends on the modification time of the compressed file.
+        The directory depends on the index, so that a dataset that is rewritten under the same path
+        does not use shards of its previous version. Without hashes, two datasets may have the same
+        index; the directory then also depends on the modification time of the compressed file.
         """
         assert self._cache is not None
         assert entry.zip_data is not None
@@ -224,7 +225,7 @@ class ForeignShards:
 
 
 def _is_intact(path: Path, entry: FileEntry) -> bool:
-    """Whether the cache contains this shard; warns if it is damaged."""
+    """Whether the cache contains this shard; warns if it is corrupt."""
     if not path.is_file():
         return False
     problem = _difference(path, entry)
@@ -234,10 +235,10 @@ def _is_intact(path: Path, entry: FileEntry) -> bool:
 
 
 def _difference(path: Path, entry: FileEntry) -> str | None:
-    """A description of how a file differs from its entry; None if size and hashes agree."""
+    """Describes how a file differs from its entry; None if size and hashes are equal."""
     size = path.stat().st_size
     if size != entry.bytes:
-        return f"it has {size:,} bytes, index.json says {entry.bytes:,}"
+        return f"it has {size:,} bytes, index.json states {entry.bytes:,}"
     if not entry.hashes:
         return None
     hashes = _Hashes(entry)
@@ -284,17 +285,17 @@ def _unpack(packed: Path, raw: Path, entry: ShardEntry) -> None:
                 if size > entry.raw_data.bytes:
                     break
         if size != entry.raw_data.bytes:
-            kind = "truncated" if size < entry.raw_data.bytes else "damaged"
+            kind = "truncated" if size < entry.raw_data.bytes else "corrupt"
             raise DataError(
                 "shard.corrupt",
-                f"{packed}: {kind}: it does not unpack to the {entry.raw_data.bytes:,} bytes that "
-                "index.json states: copy it again",
+                f"{packed}: {kind}: it does not unpack to the {entry.raw_data.bytes:,} bytes "
+                "that index.json states. Copy it again",
             )
         if problem := of_packed.difference():
-            raise DataError("shard.corrupt", f"{packed}: damaged: {problem}: copy it again")
+            raise DataError("shard.corrupt", f"{packed}: corrupt: {problem}. Copy it again")
         if problem := of_raw.difference():
             raise DataError(
-                "shard.corrupt", f"{packed}: damaged: unpacked, {problem}: copy it again"
+                "shard.corrupt", f"{packed}: corrupt: unpacked, {problem}. Copy it again"
             )
         temporary.replace(raw)
     except OSError as error:
@@ -315,7 +316,7 @@ def _unpacked_blocks(packed: Path, source: Any, entry: ShardEntry) -> Iterator[b
 
 @contextmanager
 def _damage_named(packed: Path) -> Iterator[None]:
-    """Converts exceptions of a decompressor to DataError; errors of the system pass through."""
+    """Converts exceptions of a decompressor to DataError; OS errors pass through."""
     try:
         yield
     except DataError:
@@ -323,7 +324,7 @@ def _damage_named(packed: Path) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise DataError("shard.corrupt", f"{packed}: damaged ({error}): copy it again") from None
+        raise DataError("shard.corrupt", f"{packed}: corrupt ({error}). Copy it again") from None
 
 
 class _Tee:

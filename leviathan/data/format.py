@@ -1,20 +1,20 @@
-"""What a prepared dataset looks like on disk.
+"""Format of a prepared dataset on disk.
 
-    dataset.json            everything below, written last: a folder without it is no dataset
-    train/ val/             MDS shards of rows, each with its index.json
-    token_counts.npy        int64 [vocab_size]: how often each id occurs in the training split
+    dataset.json            description, written last; without it, a dataset is incomplete
+    train/ val/             MDS shards of samples, each with its index.json
+    token_counts.npy        int64 [vocab_size]: occurrences of each id in the training split
     tokenizer.tiktoken, tokenizer.meta.json
-    rejects.jsonl           quarantined lines, if there were any
+    rejects.jsonl           quarantined records, if any
 
-A split is one long stream of ids: every document's, each followed by the end-of-text id. Row i
-holds the `seq_len + 1` ids from `i * seq_len` on, so neighbors overlap by one and every id but the
-stream's first is a target exactly once. The last row is padded with end-of-text, which `n_valid`
-tells apart. Columns of a row:
+A split is one stream of ids: each document's ids, followed by the end-of-text id. Sample i contains
+the `seq_len + 1` ids from `i * seq_len` on, so that adjacent samples overlap by one id and every id
+except the stream's first is a target exactly once. The last sample is padded with end-of-text ids;
+`n_valid` is the number of ids before the padding. Columns of a sample:
 
     tokens          uint16 or uint32 [seq_len + 1]
-    n_valid         int: how many leading ids are real; targets beyond them are padding
-    first_document  int: running number, within the split, of the document that holds the first id
-    subsets         uint16: subset number of each document in the row, in order
+    n_valid         int: number of ids before the padding
+    first_document  int: number, within the split, of the document that contains the first id
+    subsets         uint16: subset number of each document in the sample, in order
 """
 
 import json
@@ -29,12 +29,12 @@ FORMAT_VERSION = 1
 DATASET_FILE = "dataset.json"
 COUNTS_FILE = "token_counts.npy"
 REJECTS_FILE = "rejects.jsonl"
-SLICE_MARK = "slice-{rank}-of-{world}"  # in the work folder: that slice is done
-WORK_FOLDER = ".prep"  # present while a preparation is unfinished
+SLICE_MARK = "slice-{rank}-of-{world}"  # in the work directory of a finished slice
+WORK_FOLDER = ".prep"  # exists while a preparation is unfinished
 
 
 def token_dtype(vocab_size: int) -> Literal["uint16", "uint32"]:
-    """The narrowest of the two dtypes that holds every id below `vocab_size`."""
+    """The narrower of the two dtypes that can store every id below `vocab_size`."""
     return "uint16" if vocab_size <= 1 << 16 else "uint32"
 
 
@@ -46,7 +46,7 @@ class _Record(BaseModel):
 
 
 class TokenizerInfo(_Record):
-    """Which tokenizer the ids are of."""
+    """The tokenizer of the ids."""
 
     name: str
     fingerprint: str
@@ -54,7 +54,7 @@ class TokenizerInfo(_Record):
 
 
 class SubsetSize(_Record):
-    """What a split holds of one subset, copies and end-of-text ids included."""
+    """Size of one subset in a split, with copies and end-of-text ids."""
 
     documents: Count
     ids: Count
@@ -64,11 +64,11 @@ class SplitInfo(_Record):
     """Size of one split.
 
     Attributes:
-        ids: length of the stream, end-of-text ids included.
-        tokens: targets, that is every id but the stream's first.
-        padded: padding ids in the last row.
+        ids: length of the stream, with end-of-text ids.
+        tokens: number of targets: every id except the stream's first.
+        padded: padding ids in the last sample.
         bytes_of_text: UTF-8 bytes of the documents.
-        subsets: what of it is of which subset, those it has nothing of omitted.
+        subsets: size per subset; subsets without documents are omitted.
     """
 
     rows: Count
@@ -81,10 +81,10 @@ class SplitInfo(_Record):
 
 
 class SourceInfo(_Record):
-    """One source as it was read; `split` is train, val, or hash where content decided.
+    """One source file; `split` is train, val, or hash if the content of each document decides.
 
-    `excluded` documents were omitted by their subset; a source with a backend mismatch was encoded
-    by tiktoken, because the ids that a faster encoder gave one of its documents were not the same.
+    `excluded` documents were omitted because of their subset. A source with a backend mismatch was
+    encoded by tiktoken, because a faster encoder gave other ids for one of its documents.
     """
 
     path: str
@@ -99,10 +99,10 @@ class SourceInfo(_Record):
 
 
 class DatasetInfo(_Record):
-    """`dataset.json`: what a dataset holds and what it was made of.
+    """`dataset.json`: content and origin of a dataset.
 
     `fingerprint` covers the ids and their order, not where or how they were made; it seeds the
-    order of training. `config` omits what changes no byte: `out`, `workers`, `executor`.
+    training order. `config` omits keys that do not change the result: `out`, `workers`, `executor`.
     With `mixing`, the documents and ids of the splits count copies, those of `sources` do not.
     """
 
@@ -125,15 +125,15 @@ class DatasetInfo(_Record):
     @model_validator(mode="after")
     def _is_of_one_piece(self) -> "DatasetInfo":
         if self.dtype != token_dtype(self.vocab_size):
-            raise ValueError(f"dtype {self.dtype} is not that of {self.vocab_size} ids")
+            raise ValueError(f"dtype {self.dtype} does not match {self.vocab_size} ids")
         if self.tokenizer.end_of_text >= self.vocab_size:
-            raise ValueError(f"end_of_text is beyond the {self.vocab_size} ids")
+            raise ValueError(f"end_of_text is not below the {self.vocab_size} ids")
         if not {"train"} <= set(self.splits) <= {"train", "val"}:
-            raise ValueError("splits are train and val, of which train is never missing")
+            raise ValueError("splits must be train and, optionally, val")
         for name, split in self.splits.items():
             targets = max(0, split.ids - 1)
             if (split.tokens, split.padded) != (targets, split.rows * self.seq_len - targets):
-                raise ValueError(f"splits.{name}: rows, ids, tokens and padded contradict")
+                raise ValueError(f"splits.{name}: rows, ids, tokens and padded are inconsistent")
         for name, split in self.splits.items():
             sizes = split.subsets.values()
             summed = (sum(size.documents for size in sizes), sum(size.ids for size in sizes))
@@ -150,8 +150,8 @@ class DatasetInfo(_Record):
         """Reads `directory/dataset.json`.
 
         Raises:
-            DataError: there is none, it is unfinished or damaged, a newer program wrote it, or the
-                tokenizer beside it is another one.
+            DataError: the dataset is missing, unfinished, corrupt or of a newer version, or its
+                tokenizer does not match.
         """
         path = directory / DATASET_FILE
         try:
@@ -165,12 +165,13 @@ class DatasetInfo(_Record):
             ) from None
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError(
-                "dataset.corrupt", f"{path} is damaged ({error}): prepare the dataset again"
+                "dataset.corrupt", f"{path} is corrupt ({error}). Prepare the dataset again"
             ) from None
         if version != FORMAT_VERSION:
             raise DataError(
                 "dataset.other_version",
-                f"{path}: format version {version}, this program reads {FORMAT_VERSION}",
+                f"{path}: format version {version}, but this version of leviathan reads "
+                f"{FORMAT_VERSION}",
             )
         try:
             info = cls.model_validate(content)
@@ -181,19 +182,19 @@ class DatasetInfo(_Record):
             where = ".".join(str(part) for part in first["loc"])
             problem = f"{where}: {first['msg']}".removeprefix(": ")
             raise DataError(
-                "dataset.corrupt", f"{path} is damaged ({problem}): prepare the dataset again"
+                "dataset.corrupt", f"{path} is corrupt ({problem}). Prepare the dataset again"
             ) from None
 
     def split(self, name: str) -> SplitInfo:
-        """The named split.
+        """Returns the size of a split.
 
         Raises:
-            DataError: the dataset has no such split.
+            DataError: the split does not exist.
         """
         if name not in self.splits:
             raise DataError(
                 "dataset.no_split",
-                f"the dataset has no {name!r} split (it has {', '.join(self.splits)}); set "
+                f"the dataset has no {name!r} split (it has {', '.join(self.splits)}). Set "
                 "validation.paths or validation.fraction and prepare it again",
             )
         return self.splits[name]
@@ -205,7 +206,7 @@ class DatasetInfo(_Record):
         ).encode()
 
     def summary(self) -> dict[str, Any]:
-        """What `leviathan prep --json` prints; `tokens` counts every id, end-of-text included."""
+        """Values that `leviathan prep --json` prints; `tokens` counts all ids, with end-of-text."""
         return {
             "documents": self.documents,
             "rejected": self.rejected,
@@ -228,24 +229,24 @@ class DatasetInfo(_Record):
 def _check_tokenizer(directory: Path, info: DatasetInfo) -> None:
     path, ranks = directory / "tokenizer.meta.json", directory / "tokenizer.tiktoken"
     if not ranks.is_file():
-        raise DataError("tokenizer.not_found", f"{ranks}: missing: copy the tokenizer files again")
+        raise DataError("tokenizer.not_found", f"{ranks}: missing. Copy the tokenizer files again")
     try:
         meta = json.loads(path.read_bytes())
         found, end_of_text = meta["fingerprint"], meta["special_tokens"]["<|endoftext|>"]
         end_of_text = meta.get("end_of_text", end_of_text)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError("tokenizer.corrupt", f"{path}: missing or damaged ({error})") from None
+        raise DataError("tokenizer.corrupt", f"{path}: missing or corrupt ({error})") from None
     if found != info.tokenizer.fingerprint:
         raise DataError(
             "tokenizer.mismatch",
-            f"{path} does not fit the dataset, whose ids are of {info.tokenizer.name} with "
+            f"{path} does not match the dataset, whose ids are of {info.tokenizer.name} with "
             f"fingerprint {info.tokenizer.fingerprint[:12]}…: copy the tokenizer files again",
         )
     if end_of_text != info.tokenizer.end_of_text:
         raise DataError(
             "dataset.corrupt",
-            f"{directory / DATASET_FILE} is damaged: end_of_text is {info.tokenizer.end_of_text}, "
-            f"the tokenizer's is {end_of_text}",
+            f"{directory / DATASET_FILE} is corrupt: end_of_text is "
+            f"{info.tokenizer.end_of_text}, the tokenizer's is {end_of_text}",
         )
 
 
@@ -260,9 +261,12 @@ def _why_missing(directory: Path) -> str:
         done = ", ".join(mark.name.replace("-", " ") for mark in slices[:5])
         done += f" and {len(slices) - 5} more" if slices[5:] else ""
         return (
-            f"{directory} holds no dataset yet, but finished work ({done}): when all slices are "
-            f"done, run `leviathan data merge {directory} [the other slices' folders]`"
+            f"{directory} contains finished work ({done}), but no dataset yet. When all slices "
+            f"are done, run `leviathan data merge {directory} [the other slices' directories]`"
         )
     if (directory / WORK_FOLDER).exists():
-        return f"the dataset at {directory} is unfinished: run the same `leviathan prep` again"
-    return f"{directory} is no dataset: {DATASET_FILE} is missing (run `leviathan prep` first)"
+        return (
+            f"the dataset at {directory} is unfinished. Run the same `leviathan prep` "
+            "command to resume"
+        )
+    return f"{directory} is not a dataset: {DATASET_FILE} is missing (run `leviathan prep` first)"

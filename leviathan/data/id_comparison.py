@@ -23,7 +23,7 @@ EncodeBatch = Callable[[list[str]], Sequence[Sequence[int]]]
 
 @lru_cache(maxsize=1)
 def comparison_texts() -> tuple[str, ...]:
-    """The fixed texts, code points of every script, and 1,000 texts of Python's library."""
+    """Yields the fixed texts, code points of every script, and 1,000 texts of Python's library."""
     codes = [code for code in range(0x20, _CODE_POINTS, _SWEEP_STEP) if not 0xD800 <= code < 0xE000]
     sweep = [
         "".join(f"a{chr(code)}b 1{chr(code)} {chr(code)}" for code in codes[first : first + 100])

@@ -1,4 +1,4 @@
-"""Rows → batches: what each rank trains on at each step, and what it evaluates."""
+"""Batches of samples: those each rank trains on at each step, and those it evaluates."""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,8 +18,8 @@ from leviathan.errors import DataError
 
 __all__ = ["IGNORE", "Batch", "Sample", "ShardReader", "TrainLoader", "check_fits", "eval_batches"]
 
-IGNORE = -100  # a target that is not scored: padding, or a filler row
-PADDING_SAMPLE = -1  # row number of a row that only makes the ranks' batches equally large
+IGNORE = -100  # target of a position that is not scored: padding, or a padding sample
+PADDING_SAMPLE = -1  # number of a padding sample, which makes the ranks' batches equally large
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class Batch:
 
     Attributes:
         input_ids: int64 [B, T].
-        targets: int64 [B, T], IGNORE where nothing is scored.
-        unique_ids: int64 [U], the distinct input ids in rising order, the last one repeated so
-            that U takes few values.
+        targets: int64 [B, T], IGNORE where no target is scored.
+        unique_ids: int64 [U], the distinct input ids in ascending order; the last one is repeated
+            so that U takes few values.
         inverse: int64 [B, T] with `unique_ids[inverse] == input_ids`.
-        rows: row number of each row, PADDING_SAMPLE for one without targets.
-        doc_ids: int64 [B, T], running document number of each target (evaluation only).
+        rows: number of each sample, PADDING_SAMPLE for a padding sample.
+        doc_ids: int64 [B, T], document number of each target (evaluation only).
         subset_ids: int64 [B, T], subset number of each target, -1 where ignored (evaluation only).
     """
 
@@ -46,7 +46,7 @@ class Batch:
     subset_ids: Tensor | None = None
 
     def to(self, device: torch.device | str) -> "Batch":
-        """The batch with its tensors on `device`."""
+        """Moves the tensors to `device`."""
         tensors = {
             name: value.to(device, non_blocking=True)
             for name, value in vars(self).items()
@@ -56,22 +56,22 @@ class Batch:
 
     @property
     def n_targets(self) -> int:
-        """How many targets are scored."""
+        """Number of scored targets."""
         return int((self.targets != IGNORE).sum())
 
 
 class TrainLoader:
-    """The training rows in their seeded order, batch by batch.
+    """The training samples in their seeded order, batch by batch.
 
     Args:
-        data: a dataset, or the folder of a prepared one.
-        seed: of the order.
-        shuffle_window: rows shuffled together.
-        global_batch_size: rows a step, over all ranks.
-        micro_batch_size: rows of one micro-batch at most.
+        data: a dataset, or the directory of a prepared one.
+        seed: seed of the order.
+        shuffle_window: samples shuffled together.
+        global_batch_size: samples per step, over all ranks.
+        micro_batch_size: maximum samples per micro-batch.
 
     Raises:
-        DataError: the dataset is missing or damaged, or smaller than one batch.
+        DataError: the dataset is missing or corrupt, or smaller than one batch.
     """
 
     def __init__(
@@ -96,15 +96,16 @@ class TrainLoader:
         self._next: tuple[tuple[int, int, int], Future[list[Batch]]] | None = None
 
     def sample_numbers(self, step: int) -> np.ndarray:
-        """The global batch of `step` (from 0): int64 [global_batch_size], in order."""
+        """Sample numbers of the global batch of `step` (from 0): int64 [global_batch_size], in
+        order."""
         return self._order.at(step * self._global, self._global)
 
     def microbatches(self, step: int, dp_rank: int, dp: int) -> list[Batch]:
-        """What one rank trains on at `step` (from 0); depends on nothing but the arguments.
+        """The micro-batches of one rank at `step` (from 0); a pure function of the arguments.
 
-        Rank after rank takes a contiguous slice of the global batch, slices differing by at most
-        one row. Every rank gets the same number of equally large micro-batches; filler rows
-        without targets make up the difference.
+        Each rank takes a contiguous slice of the global batch; slices differ by at most one sample.
+        Every rank gets the same number of equally large micro-batches; padding samples without
+        targets make up the difference.
         """
         wanted, following = (step, dp_rank, dp), (step + 1, dp_rank, dp)
         ready = self._next
@@ -130,12 +131,14 @@ class TrainLoader:
 def eval_batches(
     data: Dataset | Path, split: str, micro_batch_size: int, dp_rank: int = 0, dp: int = 1
 ) -> Iterator[Batch]:
-    """Every row of `split` once, over all ranks, in file order, with document and subset ids.
+    """Yields every sample of `split` once, over all ranks, in file order, with document and subset
+    ids.
 
-    Each rank takes a contiguous share and gets equally many batches, filled up with filler rows.
+    Each rank takes a contiguous share and gets the same number of batches, padded with padding
+    samples.
 
     Raises:
-        DataError: the split does not exist, or it is damaged.
+        DataError: the split does not exist, or is corrupt.
     """
     dataset = open_dataset(data) if isinstance(data, Path) else data
     info, rows = dataset.info, dataset.rows(split)
@@ -150,23 +153,26 @@ def eval_batches(
 
 
 def check_fits(info: DatasetInfo, model: ModelConfig, global_batch_size: int) -> None:
-    """Refuses a dataset that this model cannot be trained on.
+    """Checks that the model can be trained on the dataset.
 
     Raises:
-        DataError: another vocabulary or sequence length, or fewer rows than one batch.
+        DataError: the vocabulary or sequence length differs, or there are fewer samples than one
+            batch.
     """
     if model.vocab_size != info.vocab_size:
         raise DataError(
             "data.vocab_size_mismatch",
             f"model.vocab_size is {model.vocab_size:,}, but the dataset was tokenized with "
-            f"{info.tokenizer.name}, which has {info.vocab_size:,} ids: set "
-            f"model.vocab_size={info.vocab_size}, or prepare the data with the right tokenizer",
+            f"{info.tokenizer.name}, which has {info.vocab_size:,} ids. Set "
+            f"model.vocab_size={info.vocab_size}, or prepare the data with the matching "
+            "tokenizer",
         )
     if model.seq_len != info.seq_len:
         raise DataError(
             "data.seq_len_mismatch",
-            f"model.seq_len is {model.seq_len}, but the rows of the dataset have {info.seq_len} "
-            f"targets: set model.seq_len={info.seq_len}, or prepare the data with that seq_len",
+            f"model.seq_len is {model.seq_len}, but the samples of the dataset have "
+            f"{info.seq_len} targets. Set model.seq_len={info.seq_len}, or prepare the data "
+            "with that seq_len",
         )
     _check_batch(info, global_batch_size)
 
@@ -176,13 +182,13 @@ def _check_batch(info: DatasetInfo, global_batch_size: int) -> None:
     if rows < global_batch_size:
         raise DataError(
             "data.too_few_samples",
-            f"the dataset has {rows} training rows, fewer than one batch of "
-            f"train.global_batch_size={global_batch_size}: use a smaller batch or more text",
+            f"the dataset has {rows} training samples, fewer than one batch of "
+            f"train.global_batch_size={global_batch_size}. Use a smaller batch or more text",
         )
 
 
 class _BatchMaker:
-    """Stacks rows into batches and finds the distinct ids, on the loader's CPU."""
+    """Collates samples into batches and computes the distinct ids, on the CPU."""
 
     def __init__(self, info: DatasetInfo, with_documents: bool = False) -> None:
         self._info = info
@@ -201,13 +207,14 @@ class _BatchMaker:
             row = rows[number]
             tokens[place], valid[place] = row.tokens, row.n_valid
             if self._with_documents:
-                # The document changes after each end-of-text; nothing else has that id.
+                # The document changes after each end-of-text id, which occurs nowhere else.
                 ids = row.tokens[: row.n_valid]
                 index = np.zeros(row.n_valid, np.int64)
                 np.cumsum(ids[:-1] == end, out=index[1:])
                 if index[-1] >= len(row.subsets):
                     raise DataError(
-                        "shard.corrupt", f"{rows.directory}: row {number} is damaged: copy it again"
+                        "shard.corrupt",
+                        f"{rows.directory}: sample {number} is corrupt. Copy it again",
                     )
                 documents[place, : row.n_valid] = row.first_document + index
                 subsets[place, : row.n_valid] = row.subsets[index]
@@ -216,14 +223,14 @@ class _BatchMaker:
         if largest >= self._info.vocab_size:
             raise DataError(
                 "shard.corrupt",
-                f"{rows.directory}: id {largest} in rows {list(numbers)} is beyond the vocabulary "
-                f"of {self._info.vocab_size}: the shard is damaged or of another dataset",
+                f"{rows.directory}: id {largest} in samples {list(numbers)} is beyond the "
+                f"vocabulary of {self._info.vocab_size}: corrupt, or not of this dataset",
             )
         if subsets.max() >= len(self._info.subsets):
             raise DataError(
                 "shard.corrupt",
-                f"{rows.directory}: rows {list(numbers)} are of more subsets than the "
-                f"{len(self._info.subsets)} that dataset.json names: one of them is damaged",
+                f"{rows.directory}: samples {list(numbers)} are of more subsets than the "
+                f"{len(self._info.subsets)} that dataset.json names: one of them is corrupt",
             )
         is_target = np.arange(1, shape[1]) < valid
         unique, inverse = _distinct(inputs, self._info.vocab_size)
@@ -239,7 +246,8 @@ class _BatchMaker:
 
 
 def _distinct(ids: np.ndarray, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct `ids`, sorted and padded to one of a few sizes, and their places in it.
+    """The distinct `ids`, sorted and padded to one of a few sizes, and the index of each id in
+    them.
 
     A table over the vocabulary is several times faster than sorting.
     """
@@ -253,6 +261,6 @@ def _distinct(ids: np.ndarray, vocab_size: int) -> tuple[np.ndarray, np.ndarray]
 
 
 def padded_count(count: int) -> int:
-    """The least of 64 and of 4, 5, 6 and 7 times a power of two that is at least `count`."""
+    """The smallest of 64 and of 4, 5, 6 and 7 times a power of two that is at least `count`."""
     step = max(16, 1 << max(0, (count - 1).bit_length() - 3))
     return max(64, -(-count // step) * step)

@@ -1,7 +1,8 @@
-"""Reads MDS shards: single rows at random, or a whole shard at once.
+"""Reads MDS shards: single samples in any order, or a complete shard at once.
 
-Tests compare every row with what streaming's own reader gives. Reading is ours, because importing
-streaming takes 12 s of CPU time in every rank, and its reader opens the shard again for each row.
+Tests compare every sample with that of streaming's reader. This reader exists because importing
+streaming takes 12 s of CPU time in every rank, and its reader opens the shard again for each
+sample.
 """
 
 import hashlib
@@ -20,19 +21,19 @@ from leviathan.data.shard_index import InsideFolder, read_index_json
 from leviathan.errors import DataError
 from leviathan.locks import wait_for_lock
 
-OPEN_SHARDS = 64  # files kept open; a shuffle window touches few shards at a time
+OPEN_SHARDS = 64  # open files; a shuffle window touches few shards at a time
 
 OTHER_COLUMNS = {"first_document": "int", "n_valid": "int", "subsets": "ndarray:uint16"}
 
 
 class Hashes(BaseModel):
-    """Digests of a shard that `leviathan prep` asks the writer for."""
+    """Digests of a shard that `leviathan prep` requests from the writer."""
 
     sha256: str
 
 
 class RawData(BaseModel):
-    """The file of a shard."""
+    """Name, size and hashes of a shard's file."""
 
     basename: InsideFolder
     bytes: int
@@ -40,7 +41,7 @@ class RawData(BaseModel):
 
 
 class ShardEntry(BaseModel):
-    """What we need of a shard's entry in `index.json`; the writer says more."""
+    """The keys of a shard's entry in `index.json` that are used; the writer adds others."""
 
     version: Literal[2] = 2
     format: Literal["mds"] = "mds"
@@ -51,17 +52,17 @@ class ShardEntry(BaseModel):
 
 
 def columns(seq_len: int, dtype: str) -> dict[str, str]:
-    """MDS column → encoding of a dataset with rows of `seq_len` + 1 ids."""
+    """MDS column → encoding, in a dataset with samples of `seq_len` + 1 ids."""
     return OTHER_COLUMNS | {"tokens": f"ndarray:{dtype}:{seq_len + 1}"}
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One row of a split; see `leviathan.data.format` for the columns.
+    """One sample of a split; see `leviathan.data.format` for the columns.
 
     Attributes:
         tokens: int64 [seq_len + 1].
-        subsets: int64 [documents in the row].
+        subsets: int64 [documents in the sample].
     """
 
     tokens: np.ndarray
@@ -71,18 +72,18 @@ class Sample:
 
 
 class OpenShard(Protocol):
-    """A shard whose rows can be read."""
+    """Reader of the samples of one open shard."""
 
     def row(self, index: int) -> Sample:
-        """Row `index` of the shard."""
+        """Sample `index` of the shard."""
         ...
 
 
 class ShardReader:
-    """The rows of one split (`DATA/train`), by number.
+    """Reads the samples of one split (`DATA/train`) by number.
 
     Raises:
-        DataError: index.json or a shard is missing, truncated or of another kind; the message
+        DataError: index.json or a shard is missing, truncated or of another format; the message
             names the file.
     """
 
@@ -101,7 +102,7 @@ class ShardReader:
 
     def __getitem__(self, number: int) -> Sample:
         if not 0 <= number < len(self):
-            raise IndexError(f"row {number} of {len(self)}")
+            raise IndexError(f"sample {number} of {len(self)}")
         shard = int(np.searchsorted(self._ends, number, side="right"))
         index = int(number - self._ends[shard] + self.shard_rows[shard])
         try:
@@ -109,15 +110,15 @@ class ShardReader:
         except (ValueError, LookupError, TypeError) as error:
             file = self.directory / self._file_name(shard)
             raise DataError(
-                "shard.corrupt", f"{file}: row {index} is damaged ({error}): copy it again"
+                "shard.corrupt", f"{file}: sample {index} is corrupt ({error}). Copy it again"
             ) from None
 
     def shards_of(self, numbers: Sequence[int] | np.ndarray) -> list[int]:
-        """The shards in which these rows lie, in rising order."""
+        """The shards that contain these samples, in ascending order."""
         return np.unique(np.searchsorted(self._ends, numbers, side="right")).tolist()
 
     def prefetch(self, numbers: Sequence[int] | np.ndarray) -> None:
-        """Tells that these rows will be wanted soon."""
+        """Announces that these samples will be needed soon."""
 
     def _file_name(self, shard: int) -> str:
         return self.shards[shard].raw_data.basename
@@ -128,14 +129,14 @@ class ShardReader:
 
 
 def read_index(split_dir: Path, complete: bool = True) -> list[ShardEntry]:
-    """The shard entries of `index.json`, each checked against its file's size.
+    """Reads the shard entries of `index.json` and compares the size of each file.
 
     Args:
-        split_dir: of one split.
-        complete: False: the files may be missing, and nothing is checked.
+        split_dir: directory of one split.
+        complete: False: the files may be missing and are not checked.
 
     Raises:
-        DataError: as `Rows`.
+        DataError: see `ShardReader`.
     """
     path = split_dir / "index.json"
     shards = read_index_json(path, ShardEntry)
@@ -145,22 +146,22 @@ def read_index(split_dir: Path, complete: bool = True) -> list[ShardEntry]:
         file, size = split_dir / shard.raw_data.basename, shard.raw_data.bytes
         if not file.is_file():
             packed = next(file.parent.glob(f"{file.name}.*"), None)
-            hint = f"only {packed.name} is there: unpack it" if packed else "copy it again"
-            raise DataError("shard.missing", f"{file}: this shard is missing; {hint}")
+            hint = f"only {packed.name} exists. Unpack it" if packed else "copy it again"
+            raise DataError("shard.missing", f"{file}: this shard is missing: {hint}")
         if file.stat().st_size != size:
             raise DataError(
                 "shard.corrupt",
                 f"{file}: this shard has {file.stat().st_size:,} bytes instead of {size:,} "
-                "(truncated?): copy or prepare the dataset again",
+                "(truncated?). Copy or prepare the dataset again",
             )
     return shards
 
 
 def open_split(data: Path, info: DatasetInfo, name: str) -> ShardReader:
-    """The rows of a dataset's split, once its index and dataset.json are known to agree.
+    """Opens a split after comparing its index with dataset.json.
 
     Raises:
-        DataError: no such split, they disagree, or as `Rows`.
+        DataError: the split does not exist, the files are inconsistent, or see `ShardReader`.
     """
     info.split(name)
     rows = ShardReader(data / name)
@@ -169,15 +170,16 @@ def open_split(data: Path, info: DatasetInfo, name: str) -> ShardReader:
 
 
 def check_split(rows: ShardReader, info: DatasetInfo, name: str) -> None:
-    """Holds a split's index against dataset.json.
+    """Compares a split's index with dataset.json.
 
     Raises:
-        DataError: no such split, or they disagree.
+        DataError: the split does not exist, or they are inconsistent.
     """
     split = info.split(name)
     if len(rows) != split.rows:
         raise DataError(
-            "dataset.corrupt", f"{rows.directory}: {len(rows)} rows, dataset.json says {split.rows}"
+            "dataset.corrupt",
+            f"{rows.directory}: {len(rows)} samples, but dataset.json states {split.rows}",
         )
     wanted = columns(info.seq_len, info.dtype)
     for shard in rows.shards:
@@ -186,17 +188,17 @@ def check_split(rows: ShardReader, info: DatasetInfo, name: str) -> None:
             raise DataError(
                 "dataset.corrupt",
                 f"{rows.directory}: {shard.raw_data.basename} has the columns {found}, but "
-                f"seq_len and dtype in dataset.json ask for {wanted}",
+                f"seq_len and dtype in dataset.json require {wanted}",
             )
 
 
 class ShardFile:
-    """One open shard: uint32 n, uint32 offsets [n + 1], a JSON header, then the rows' bytes.
+    """One open shard: uint32 n, uint32 offsets [n + 1], a JSON header, then the samples' bytes.
 
-    Read, not mapped: a file that shrinks under a map kills the process.
+    Read instead of memory-mapped: access to a mapped file that was truncated kills the process.
 
     Raises:
-        DataError: it holds another number of rows than its entry in `index.json`.
+        DataError: its number of samples differs from its entry in `index.json`.
     """
 
     def __init__(self, path: Path, samples: int) -> None:
@@ -204,12 +206,12 @@ class ShardFile:
         rows = int.from_bytes(self._read(0, 4), "little")
         if rows != samples:
             raise DataError(
-                "shard.corrupt", f"{path}: holds {rows} rows, index.json says {samples}"
+                "shard.corrupt", f"{path}: contains {rows} samples, index.json states {samples}"
             )
         self._offsets = np.frombuffer(self._read(4, 4 * (rows + 2)), np.uint32)
 
     def bytes_of(self, index: int) -> bytes:
-        """The bytes of one row."""
+        """The bytes of one sample."""
         return self._read(int(self._offsets[index]), int(self._offsets[index + 1]))
 
     def hold(self) -> None:
@@ -217,12 +219,12 @@ class ShardFile:
         wait_for_lock(self._file, shared=True)
 
     def _read(self, begin: int, end: int) -> bytes:
-        # Unlike seek and read, safe from several threads at once.
+        # Unlike seek and read, thread-safe.
         return os.pread(self._file.fileno(), end - begin, begin)
 
 
 class _Shard(ShardFile):
-    """One that `leviathan prep` wrote."""
+    """A shard that `leviathan prep` wrote."""
 
     def __init__(self, path: Path, entry: ShardEntry) -> None:
         found = dict(zip(entry.column_names, entry.column_encodings, strict=True))
@@ -243,7 +245,7 @@ class _Shard(ShardFile):
         first_document, n_valid = np.frombuffer(data, np.int64, 2, 4).tolist()
         if not 0 < n_valid <= self._width:
             raise ValueError(f"{n_valid} valid ids")
-        # An array of free length begins with a byte (dimensions << 2 | width code) and its length.
+        # A variable-length array begins with a byte (dimensions << 2 | width code) and its length.
         length_bytes = 1 << (data[20] & 3)
         subsets = np.frombuffer(data[21 + length_bytes : subsets_end], np.uint16)
         tokens = np.frombuffer(data, self._dtype, self._width, subsets_end)
@@ -254,22 +256,22 @@ def open_shard(path: Path, entry: ShardEntry) -> _Shard:
     """Opens a shard that `leviathan prep` wrote.
 
     Raises:
-        DataError: another program wrote it, or it is damaged.
+        DataError: another program wrote it, or it is corrupt.
     """
     return _Shard(path, entry)
 
 
 @dataclass(frozen=True)
 class ShardContent:
-    """Everything in one shard; the columns are described in `leviathan.data.format`.
+    """All samples of one shard; the columns are described in `leviathan.data.format`.
 
     Attributes:
-        tokens: uint16 or uint32 [rows, seq_len + 1].
-        n_valid: int64 [rows].
-        first_document: int64 [rows].
-        subsets: uint16, row after row.
-        documents: int64 [rows], how many of `subsets` are each row's.
-        sha256: of the file.
+        tokens: uint16 or uint32 [samples, seq_len + 1].
+        n_valid: int64 [samples].
+        first_document: int64 [samples].
+        subsets: uint16, those of all samples concatenated.
+        documents: int64 [samples], number of documents per sample.
+        sha256: hash of the file.
     """
 
     tokens: np.ndarray
@@ -281,10 +283,11 @@ class ShardContent:
 
 
 def read_shard(path: Path, seq_len: int, dtype: str) -> ShardContent:
-    """Reads a whole shard that `leviathan prep` wrote; about 64 MiB, held twice.
+    """Reads all samples of a shard that `leviathan prep` wrote; needs twice its size, about 128
+    MiB.
 
     Raises:
-        DataError: it cannot be read, or its bytes contradict each other.
+        DataError: it cannot be read, or is inconsistent.
     """
     try:
         data = path.read_bytes()
@@ -294,7 +297,7 @@ def read_shard(path: Path, seq_len: int, dtype: str) -> ShardContent:
         return _parse_shard(data, seq_len, np.dtype(dtype))
     except (ValueError, IndexError) as error:
         raise DataError(
-            "shard.corrupt", f"{path}: damaged ({error}): copy or prepare it again"
+            "shard.corrupt", f"{path}: corrupt ({error}). Copy or prepare it again"
         ) from None
 
 
@@ -308,7 +311,7 @@ def _parse_shard(data: bytes, seq_len: int, dtype: np.dtype) -> ShardContent:
     fields = content[begins[:, None] + np.arange(22)]
     sizes = _column(fields, 0, np.uint32)
     if (ends - begins != 20 + sizes + width).any() or (fields[:, 20] >> 2 != 1).any():
-        raise ValueError("rows of other columns")
+        raise ValueError("samples with other columns")
     before = 1 + (1 << (fields[:, 20] & 3).astype(np.int64))
     documents = (sizes - before) // 2
     first = np.cumsum(documents) - documents
@@ -327,6 +330,6 @@ def _parse_shard(data: bytes, seq_len: int, dtype: np.dtype) -> ShardContent:
 
 
 def _column(fields: np.ndarray, first: int, dtype: type) -> np.ndarray:
-    """A number that stands at byte `first` of each row, int64 [rows]."""
+    """The number at byte `first` of each sample, int64 [samples]."""
     end = first + np.dtype(dtype).itemsize
     return np.ascontiguousarray(fields[:, first:end]).view(dtype)[:, 0].astype(np.int64)

@@ -1,10 +1,11 @@
-"""Writes MDS shards, byte for byte as streaming's own writer does, many rows at a time.
+"""Writes MDS shards with the same bytes as streaming's writer, many samples at a time.
 
-That writer encodes row by row in Python, in one process, and costs 12 s of import. A row of ours is
+That writer encodes sample by sample in Python, in one process, and takes 12 s to import. A sample
+is encoded as
 
     uint32 size of `subsets` · int64 first_document · int64 n_valid · subsets · tokens
 
-with the columns in the order of their names, as the format wants. `subsets` is an array of free
+with the columns in alphabetical order, as the format requires. `subsets` is an array of variable
 length: one byte (dimensions << 2 | code of the length's width), the length, the values.
 """
 
@@ -20,24 +21,24 @@ import numpy as np
 from leviathan.data.mds import columns
 from leviathan.files import write_atomic
 
-SHARD_BYTES = 1 << 26  # what the index says; `samples_per_shard` comes close to it
-_BLOCK_ROWS = 512  # encoded at once: 1 MB, memory that is used again and again
-_TYPICAL_DOCUMENTS = 4  # in a row; more of them only make a shard a little larger
+SHARD_BYTES = 1 << 26  # the size limit in the index; `samples_per_shard` stays close to it
+_BLOCK_ROWS = 512  # bytes encoded at once, in memory that is reused
+_TYPICAL_DOCUMENTS = 4  # per sample; more of them only make a shard slightly larger
 
 _FIXED = np.dtype([("size", "<u4"), ("first_document", "<i8"), ("n_valid", "<i8")])
 
 
 @dataclass(frozen=True)
 class ShardSamples:
-    """The rows of one shard.
+    """The samples of one shard.
 
     Attributes:
-        ids: uint16 or uint32 [rows * seq_len + 1], the stretch of the stream, padded; neighboring
-            rows overlap by one id.
-        n_valid: int64 [rows].
-        first_document: int64 [rows].
-        subsets: uint16, the subset of each row's documents, row after row.
-        documents: int64 [rows], how many of `subsets` are each row's.
+        ids: uint16 or uint32 [samples * seq_len + 1], the part of the stream, padded; adjacent
+            samples overlap by one id.
+        n_valid: int64 [samples].
+        first_document: int64 [samples].
+        subsets: uint16, the subsets of each sample's documents, concatenated.
+        documents: int64 [samples], number of documents per sample.
     """
 
     ids: np.ndarray
@@ -48,19 +49,19 @@ class ShardSamples:
 
     @property
     def seq_len(self) -> int:
-        """Targets of a row."""
+        """Targets per sample."""
         return (len(self.ids) - 1) // len(self.n_valid)
 
 
 def samples_per_shard(seq_len: int, dtype: str) -> int:
-    """How many rows make a shard of about 64 MiB: a number that no text changes."""
+    """Samples per shard of about 64 MiB; independent of the texts."""
     row = 4 + _FIXED.itemsize + 2 + 2 * _TYPICAL_DOCUMENTS
     row += (seq_len + 1) * np.dtype(dtype).itemsize
     return max(1, (SHARD_BYTES - 1024) // row)
 
 
 def shard_name(number: int) -> str:
-    """The name that streaming's writer gives shard `number`."""
+    """Name of shard `number`, as streaming's writer names it."""
     return f"shard.{number:05}.mds"
 
 
@@ -68,7 +69,7 @@ def write_shard(path: Path, rows: ShardSamples) -> dict[str, Any]:
     """Writes one shard, flushes it to the disk and renames it into place.
 
     Returns:
-        Its entry for `index.json`.
+        The shard's entry for `index.json`.
     """
     settings = _settings(rows.seq_len, rows.ids.dtype.name)
     head = _head(rows, json.dumps(settings, sort_keys=True).encode())
@@ -88,12 +89,12 @@ def write_shard(path: Path, rows: ShardSamples) -> dict[str, Any]:
 
 
 def shard_entry(path: Path, rows: int, sha256: str, seq_len: int, dtype: str) -> dict[str, Any]:
-    """The entry for `index.json` of a shard that was written before."""
+    """The `index.json` entry of an existing shard."""
     return entry(path.name, _settings(seq_len, dtype), rows, path.stat().st_size, sha256)
 
 
 def entry(name: str, settings: dict[str, Any], rows: int, size: int, sha256: str) -> dict[str, Any]:
-    """What `index.json` says of a shard."""
+    """The `index.json` entry of a shard."""
     raw = {"basename": name, "bytes": size, "hashes": {"sha256": sha256}}
     return settings | {"samples": rows, "raw_data": raw, "zip_data": None}
 
@@ -121,7 +122,7 @@ def _settings(seq_len: int, dtype: str) -> dict[str, Any]:
 
 
 def _head(rows: ShardSamples, settings: bytes) -> bytes:
-    """uint32 rows, uint32 offsets [rows + 1], the settings as JSON."""
+    """Encodes the header: uint32 samples, uint32 offsets [samples + 1], the settings as JSON."""
     tokens = (rows.seq_len + 1) * rows.ids.itemsize
     sizes = _FIXED.itemsize + _array_sizes(rows.documents) + tokens
     offsets = np.concatenate([[0], np.cumsum(sizes)]) + 4 + 4 * (len(sizes) + 1) + len(settings)
@@ -130,7 +131,7 @@ def _head(rows: ShardSamples, settings: bytes) -> bytes:
 
 
 def _blocks(rows: ShardSamples) -> Any:
-    """The bytes of the rows, some thousands of rows at a time."""
+    """Yields the bytes of the samples, some thousands of samples at a time."""
     width, step = rows.ids.itemsize, rows.seq_len * rows.ids.itemsize
     tokens = np.ascontiguousarray(rows.ids).data.cast("B")
     first_subset = np.concatenate([[0], np.cumsum(rows.documents)])
@@ -153,7 +154,7 @@ def _blocks(rows: ShardSamples) -> Any:
 def _before_tokens(
     first_document: np.ndarray, n_valid: np.ndarray, subsets: np.ndarray, documents: np.ndarray
 ) -> tuple[memoryview, np.ndarray]:
-    """What stands before the tokens of each row, row after row, and where each row's ends."""
+    """Encodes the columns before the tokens of each sample, concatenated, and where each ends."""
     fixed = np.zeros(len(documents), _FIXED)
     fixed["size"] = _array_sizes(documents)
     fixed["first_document"], fixed["n_valid"] = first_document, n_valid
@@ -169,7 +170,7 @@ def _before_tokens(
     for byte in range(int(width.max())):
         has = width > byte
         out[at[has] + 1 + byte] = documents[has] >> 8 * byte & 255
-    # Row after row, the values of two bytes each.
+    # The values of all samples, concatenated, two bytes each.
     first = np.cumsum(documents) - documents
     place = np.repeat(at + 1 + width - 2 * first, documents) + 2 * np.arange(len(subsets))
     out[place], out[place + 1] = subsets & 255, subsets >> 8
@@ -177,7 +178,7 @@ def _before_tokens(
 
 
 def _length_width(documents: np.ndarray) -> np.ndarray:
-    """Bytes that the length of an array of `documents` values takes: 1, 2 or 4; int64."""
+    """Width in bytes of the length of an array of `documents` values: 1, 2 or 4; int64."""
     return np.where(documents < 1 << 8, 1, np.where(documents < 1 << 16, 2, 4))
 
 
@@ -187,5 +188,5 @@ def _array_sizes(documents: np.ndarray) -> np.ndarray:
 
 def _write_all(descriptor: int, block: bytes) -> None:
     rest = memoryview(block)
-    while rest:  # a nearly full disk takes less than it was given before it says so
+    while rest:  # with delayed allocation, a full disk is reported only here
         rest = rest[os.write(descriptor, rest) :]

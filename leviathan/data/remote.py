@@ -1,9 +1,9 @@
-"""A dataset that lies elsewhere: shards are fetched when needed, into a folder of bounded size.
+"""Remote datasets: shards are downloaded when needed into a cache directory of bounded size.
 
-All ranks of a machine share the folder, and so may runs. Whoever has a shard open holds a lock on
-it, which keeps it from being removed, and which the system drops when a process dies: nothing is
-left to clean up. streaming's own client would keep this in shared memory, which outlives a killed
-run.
+All ranks of a node share the directory, and so may several runs. A process that has a shard open
+holds a lock on it, which prevents its removal and which the system releases when the process dies,
+so that nothing needs cleaning up. The client of streaming keeps this state in shared memory, which
+outlives a killed run.
 """
 
 import hashlib
@@ -36,19 +36,19 @@ from leviathan.files import write_atomic
 from leviathan.formatting import format_bytes
 from leviathan.locks import is_file_at, try_lock, wait_for_lock
 
-_MARK = ".cache-of"  # holds the URL: what lies beside it may be removed
+_MARK = ".cache-of"  # contains the URL and marks a directory whose other files may be removed
 _BLOCK = 1 << 22
-_ATTEMPTS = 4  # at a file, 1, 2 and 4 s apart
-_BESIDE = 2  # shards wanted beside those of one shuffle window: the window's edge, and the next one
+_ATTEMPTS = 4  # per file, after 1, 2 and 4 s
+_BESIDE = 2  # shards needed beside those of one window: its edge, and the next one
 
 
 class ShardCache:
-    """The local folder of a dataset at `url`.
+    """The local cache of a dataset at `url`.
 
     Args:
-        url: a folder that `leviathan prep` wrote, anywhere fsspec reaches.
-        folder: this cache's own.
-        limit: bytes of shards kept in it; None: all.
+        url: a directory that `leviathan prep` wrote, on any filesystem of fsspec.
+        folder: directory of this cache only.
+        limit: maximum bytes of shards to keep; None: all.
     """
 
     def __init__(self, url: str, folder: Path, limit: int | None) -> None:
@@ -56,61 +56,62 @@ class ShardCache:
         self._fs, self._root = open_filesystem(self._url)
 
     def open(self) -> DatasetInfo:
-        """Fetches everything but the shards, and says what the dataset is.
+        """Downloads everything except the shards, and returns the dataset's description.
 
         Raises:
-            DataError: it is not there or damaged, or the folder is not this dataset's cache.
+            DataError: the dataset is missing or corrupt, or the directory is not a cache of this
+                dataset.
         """
         mark, here = self.folder / _MARK, self.folder / DATASET_FILE
         if not mark.exists() and self.folder.is_dir() and any(self.folder.iterdir()):
             raise DataError(
                 "cache.not_empty",
-                f"{self.folder} is not empty and no cache: with data.remote, data.path names a "
-                "folder of its own, from which old shards are removed",
+                f"{self.folder} is not empty and not a cache. With data.remote, data.path must "
+                "be a separate directory: shards in it are removed",
             )
         try:
             content = self._read(DATASET_FILE)
         except OSError as error:
             if not here.is_file():
                 raise DataError(
-                    "dataset.not_found", f"{self._url}/{DATASET_FILE}: {error}: no dataset there"
+                    "dataset.not_found", f"{self._url}/{DATASET_FILE}: {error}: no dataset found"
                 ) from None
             say(f"warning: {self._url} cannot be reached ({error}): using {self.folder}", "yellow")
             return DatasetInfo.load(self.folder)
         if here.is_file() and here.read_bytes() != content:
             raise DataError(
                 "cache.other_dataset",
-                f"{self.folder} holds shards of another dataset than {self._url}: choose another "
-                "data.path, or remove that folder",
+                f"{self.folder} contains shards of another dataset than {self._url}. Choose "
+                "another data.path, or remove the directory",
             )
         for split in ("train", "val"):
             (self.folder / split).mkdir(parents=True, exist_ok=True)
         write_atomic(mark, without_credentials(self._url).encode())
         for name in (RANKS_FILE, META_FILE, COUNTS_FILE, "train/index.json", "val/index.json"):
             if not (self.folder / name).is_file():
-                with suppress(FileNotFoundError):  # told by whoever needs it
+                with suppress(FileNotFoundError):  # each process that needs it reports the error
                     write_atomic(self.folder / name, self._read(name))
         write_atomic(here, content)
         return DatasetInfo.load(self.folder)
 
     def rows(self, info: DatasetInfo, split: str) -> "RemoteShardReader":
-        """The rows of a split.
+        """Returns a reader of the samples of a split.
 
         Raises:
-            DataError: the split does not exist, or it is damaged.
+            DataError: the split does not exist, or is corrupt.
         """
         rows = RemoteShardReader(self, split)
         check_split(rows, info, split)
         return rows
 
     def check_limit(self, window: int) -> None:
-        """Refuses a limit under which shards would be fetched again and again.
+        """Raises an error if the limit is so low that shards would be downloaded repeatedly.
 
         Args:
-            window: rows shuffled together, of which any may be the next.
+            window: samples shuffled together, any of which may be the next.
 
         Raises:
-            DataError: what `window` needs at once is more than the limit.
+            DataError: the shards of one window exceed the limit.
         """
         if self._limit is None:
             return
@@ -127,29 +128,29 @@ class ShardCache:
             )
 
     def at_once(self, shard_bytes: int) -> int:
-        """How many shards of that size one process may hold open."""
+        """Number of shards of this size that one process may hold open."""
         if self._limit is None:
             return OPEN_SHARDS
         return max(1, min(OPEN_SHARDS, self._limit // max(1, shard_bytes) - _BESIDE))
 
     def fetch(self, split: str, entry: ShardEntry) -> Path:
-        """The local file of a shard, which is fetched unless it is there.
+        """Returns the local file of a shard; downloads it if necessary.
 
         Raises:
-            DataError: it cannot be had, or is not what the index says.
+            DataError: it cannot be downloaded, or differs from the index.
         """
         name, size = entry.raw_data.basename, entry.raw_data.bytes
         path = self.folder / split / name
         with suppress(FileNotFoundError):
             if path.stat().st_size == size:
-                os.utime(path)  # the one removed last
+                os.utime(path)  # the most recently removed shard
                 return path
         path.parent.mkdir(parents=True, exist_ok=True)
         with _locked_part(path.with_name(f".{path.name}.part")) as (part, file):
             if not path.is_file() or path.stat().st_size != size:
                 self._download(f"{split}/{name}", entry, file)
                 part.replace(path)
-            else:  # another process has fetched it meanwhile
+            else:  # another process has downloaded it meanwhile
                 part.unlink()
         return path
 
@@ -172,13 +173,15 @@ class ShardCache:
             into.flush()
             if into.tell() == wanted.bytes and digest.hexdigest() == wanted.hashes.sha256:
                 return
-            reason = f"{into.tell():,} bytes that are not the {wanted.bytes:,} of index.json"
+            reason = (
+                f"{into.tell():,} bytes with other content than the {wanted.bytes:,} of index.json"
+            )
         raise DataError(
-            "shard.not_fetched", f"{self._url}/{name}: this shard cannot be fetched ({reason})"
+            "shard.not_fetched", f"{self._url}/{name}: this shard cannot be downloaded ({reason})"
         )
 
     def _blocks(self, name: str) -> Iterator[bytes]:
-        """The content of a file; what the filesystem raises comes as ConnectionError."""
+        """Downloads a file; exceptions of the filesystem are raised as ConnectionError."""
         try:
             with self._fs.open(f"{self._root}/{name}", "rb") as far:
                 while block := far.read(_BLOCK):
@@ -193,7 +196,8 @@ class ShardCache:
             raise readable_error(error) from None
 
     def evict(self) -> None:
-        """Removes what was not used for longest and no one has open, until the limit is kept."""
+        """Removes the least recently used shards that no process has open, until the limit is
+        met."""
         if self._limit is None:
             return
         with (self.folder / _MARK).open("rb") as mark:
@@ -210,7 +214,7 @@ class ShardCache:
 
 
 class RemoteShardReader(ShardReader):
-    """The rows of one split, of which some shards lie here."""
+    """Reads the samples of one split whose shards are partly cached."""
 
     def __init__(self, cache: ShardCache, split: str) -> None:
         self._cache, self._split = cache, split
@@ -226,7 +230,7 @@ class RemoteShardReader(ShardReader):
         entry = self.shards[index]
         while True:
             path = self._cache.fetch(self._split, entry)
-            with suppress(FileNotFoundError):  # removed meanwhile: fetch it again
+            with suppress(FileNotFoundError):  # removed meanwhile: download it again
                 shard = open_shard(path, entry)
                 shard.hold()
                 self._cache.evict()
@@ -234,7 +238,8 @@ class RemoteShardReader(ShardReader):
 
     @override
     def prefetch(self, numbers: Sequence[int] | np.ndarray) -> None:
-        """Fetches the shards of these rows in the background; what fails is told when needed."""
+        """Downloads the shards of these samples in the background; errors are reported on
+        access."""
         if self._fetching is None or self._fetching.done():
             self._fetching = self._fetcher.submit(self._fetch, self.shards_of(numbers))
 
@@ -249,7 +254,7 @@ def _locked_part(path: Path) -> Iterator[tuple[Path, IO[bytes]]]:
     """Opens a file for writing by one process at a time; others wait."""
     while True:
         with path.open("ab") as file:
-            # Polling: once renamed, the file is a shard that others may keep locked for long.
+            # Polls: once renamed, the file is a shard that others may keep locked for long.
             while is_file_at(path, file):
                 if try_lock(file):
                     if is_file_at(path, file):
@@ -260,7 +265,7 @@ def _locked_part(path: Path) -> Iterator[tuple[Path, IO[bytes]]]:
 
 
 def _removed(path: Path) -> bool:
-    """Removes a file unless a process has locked it; returns whether it is gone."""
+    """Removes a file unless a process has locked it; returns whether it was removed."""
     try:
         with path.open("rb") as file:
             if not try_lock(file):

@@ -1,4 +1,4 @@
-"""Reader of `index.json`, the list of MDS shards in a folder, ours or of other converters."""
+"""Reads `index.json`, the list of MDS shards in a directory, of ours or other converters."""
 
 import json
 from collections import Counter
@@ -26,7 +26,7 @@ Entry = TypeVar("Entry", bound=_Shard)
 def _check_inside(name: str) -> str:
     path = PurePosixPath(name)
     if not name or path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
-        raise ValueError(f"{name!r} is not a path inside the folder of index.json")
+        raise ValueError(f"{name!r} is not a path inside the directory of index.json")
     if str(path) != name:  # so that one file has one name
         raise ValueError(f"{name!r} is not in normal form, expected {str(path)!r}")
     return name
@@ -41,7 +41,7 @@ class _Versioned(BaseModel):
 
 
 def read_index_json(path: Path, entry: type[Entry]) -> list[Entry]:
-    """The shards that an `index.json` lists.
+    """Reads the shards that an `index.json` lists.
 
     Args:
         path: path of the file.
@@ -63,14 +63,15 @@ def read_index_json(path: Path, entry: type[Entry]) -> list[Entry]:
         raise DataError("dataset.corrupt", _explain(path, error.errors()[0])) from None
     except (ValueError, KeyError, TypeError, RecursionError):
         raise DataError(
-            "dataset.corrupt", f"{path} is empty or damaged: copy or prepare the dataset again"
+            "dataset.corrupt", f"{path} is empty or corrupt. Copy or prepare the dataset again"
         ) from None
     names = Counter(file.basename for shard in shards for file in _files(shard))
     if twice := [name for name, count in names.items() if count > 1]:
         raise DataError(
             "dataset.corrupt",
-            f"{path} lists the shard {twice[0]} {names[twice[0]]} times: write the index again; "
-            "if several folders were merged, include the folder of each shard in its basename",
+            f"{path} lists the shard {twice[0]} {names[twice[0]]} times. Write the index again; "
+            "if several directories were merged, include the directory of each shard in its "
+            "basename",
         )
     return shards
 
@@ -91,5 +92,5 @@ def _explain(path: Path, error: Any) -> str:
     if error["type"] == "value_error":
         return f"{path}: {where}: {error['ctx']['error']}"
     return (
-        f"{path} is empty or damaged ({where}: {error['msg']}): copy or prepare the dataset again"
+        f"{path} is empty or corrupt ({where}: {error['msg']}). Copy or prepare the dataset again"
     )

@@ -1,4 +1,4 @@
-"""A dataset for eyes: `leviathan data info` and `leviathan data show`."""
+"""Text output of `leviathan data info` and `leviathan data show`."""
 
 from pathlib import Path
 from typing import Any
@@ -81,22 +81,22 @@ def _subset_table(splits: dict[str, Any]) -> Table:
 
 
 def show_samples(directory: Path, split: str, first: int, count: int) -> dict[str, Any]:
-    """Rows `first … first + count - 1` of a split, decoded document by document.
+    """Decodes samples `first … first + count - 1` of a split, document by document.
 
     Returns:
         `{"split", "rows": [{"row", "n_valid", "padding", "documents": [{"document", "subset",
-        "ids", "begins", "ends", "text"}]}]}`; `begins` and `ends` say whether the document's first
-        and last id are in the row.
+        "ids", "begins", "ends", "text"}]}]}`; `begins` and `ends` state whether the document's
+        first and last id are in the sample.
 
     Raises:
-        DataError: no such dataset, split or row.
+        DataError: the dataset, split or sample does not exist.
     """
     info, tokenizer = DatasetInfo.load(directory), load_tokenizer(directory)
     rows = open_split(directory, info, split)
     if not 0 <= first < len(rows):
         raise DataError(
             "data.no_sample",
-            f"{directory / split} has rows 0 to {len(rows) - 1:,}, there is no row {first:,}",
+            f"{directory / split} has samples 0 to {len(rows) - 1:,}; there is no sample {first:,}",
         )
     numbers = range(first, min(first + count, len(rows)))
     found = []
@@ -115,10 +115,10 @@ def _describe(
     if len(pieces) > len(row.subsets) or row.subsets.max(initial=0) >= len(info.subsets):
         raise DataError(
             "dataset.corrupt",
-            "the row's subsets do not fit its documents: run `leviathan data verify`",
+            "the subsets of the sample do not match its documents. Run `leviathan data verify`",
         )
-    # The first id of a row is the last one of the row before; its document began there, unless
-    # what is before it there is another document's end.
+    # The first id of a sample is the last one of the previous sample; its document began there,
+    # unless it is the end of another document.
     starts = before is None or before.tokens[-2] == end
     documents = []
     for place, piece in enumerate(pieces):
@@ -141,14 +141,14 @@ def _describe(
 
 
 def samples_text(result: dict[str, Any]) -> str:
-    """`show_samples` for the terminal: a line before each document, padding marked."""
+    """Formats `show_samples` for the terminal: a line before each document, padding marked."""
     parts: list[Any] = []
     for row in result["rows"]:
-        title = f"{result['split']} row {row['row']:,}: {row['n_valid']:,} ids"
+        title = f"{result['split']} sample {row['row']:,}: {row['n_valid']:,} ids"
         parts.append(Rule(Text(title, style="bold"), align="left"))
         for document in row["documents"]:
-            begins = "" if document["begins"] else ", continues from the row before"
-            ends = "" if document["ends"] else ", continues in the next row"
+            begins = "" if document["begins"] else ", continued from the previous sample"
+            ends = "" if document["ends"] else ", continues in the next sample"
             head = f"[document {document['document']:,} · {document['subset']} · "
             head += f"{document['ids']:,} ids{begins}{ends}]"
             parts.append(Text(head, style="cyan"))

@@ -1,8 +1,8 @@
-"""The order of training rows: a pure function of (fingerprint, seed, epoch, position).
+"""The order of training samples: a pure function of (fingerprint, seed, epoch, position).
 
-The split's shards are permuted, their rows laid end to end, and the rows shuffled within
-consecutive windows. So training reads a few shards at a time, and any position of any epoch is
-found directly, with nothing to replay. Neither workers, ranks, engine nor model enter.
+The shards of the split are permuted, their samples concatenated, and the samples shuffled within
+consecutive windows. Training therefore reads a few shards at a time, and any position of any epoch
+is computed directly, without replay. The order does not depend on workers, ranks, engine or model.
 """
 
 import hashlib
@@ -12,13 +12,13 @@ import numpy as np
 
 
 class ShuffleOrder:
-    """Which row stands at each position of an endless training stream.
+    """Maps positions of an infinite training stream to sample numbers.
 
     Args:
-        shard_rows: int64 [shards], rows in each shard.
+        shard_rows: int64 [shards], samples per shard.
         fingerprint: of the dataset.
-        seed: another seed is another order.
-        window: rows shuffled together.
+        seed: seed of the order.
+        window: samples shuffled together.
     """
 
     def __init__(self, shard_rows: np.ndarray, fingerprint: str, seed: int, window: int) -> None:
@@ -31,7 +31,7 @@ class ShuffleOrder:
         self._rows_of_window = lru_cache(4)(self._shuffle_window)
 
     def at(self, start: int, count: int) -> np.ndarray:
-        """Row numbers at positions `start … start + count - 1`, across epochs; int64 [count]."""
+        """Sample numbers at positions `start … start + count - 1`, across epochs; int64 [count]."""
         pieces: list[np.ndarray] = []
         while count > 0:
             epoch, position = divmod(start, self.rows)
@@ -42,7 +42,7 @@ class ShuffleOrder:
         return np.concatenate(pieces)
 
     def _permute_shards(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """The shards in this epoch's order, and where each of them ends in the epoch."""
+        """The shards in this epoch's order, and the cumulative number of their samples."""
         order = permutation(f"{self._key}/{epoch}/shards", len(self._shard_rows))
         return order, np.cumsum(self._shard_rows[order])
 
@@ -57,7 +57,7 @@ class ShuffleOrder:
 
 
 def permutation(key: str, size: int) -> np.ndarray:
-    """A permutation of `size` numbers that depends on `key` alone, on no library's version.
+    """A permutation of `size` numbers that depends only on `key`, not on the version of a library.
 
     Source: the splitmix64 generator (Steele, Lea, Flood 2014), sorted.
     """

@@ -1,7 +1,7 @@
-"""Tokenizers: any tiktoken vocabulary, and byte-level BPE trained on one's own text.
+"""Tokenizers: any tiktoken vocabulary, and byte-level BPE trained on your own text.
 
-Both end up as the same `Tokenizer`: tiktoken merges, tiktoken ids, one end-of-text id. A trained
-vocabulary is stored in tiktoken's rank format, so every tool that reads that format can use it.
+Both are a `Tokenizer`: tiktoken merges, tiktoken ids, one end-of-text id. A trained vocabulary is
+stored in tiktoken's rank format, so that every tool that reads that format can use it.
 """
 
 import binascii
@@ -44,7 +44,7 @@ __all__ = [
 
 RANKS_FILE = "tokenizer.tiktoken"
 META_FILE = "tokenizer.meta.json"
-META_SUFFIX = ".meta.json"  # beside a .tiktoken file of another name
+META_SUFFIX = ".meta.json"  # next to a .tiktoken file of another name
 _META_KEYS = ("name", "pattern", "special_tokens")
 _OPTIONAL_META_KEYS = ("fingerprint", "end_of_text")
 _BAD_LINES_NAMED = 3
@@ -58,9 +58,9 @@ class Tokenizer:
     """A tiktoken encoding with one end-of-text id.
 
     Attributes:
-        name: what the user called it.
-        vocab_size: number of ids, that is the highest id plus one (o200k_base: 200,019).
-        end_of_text: the id that ends every document (and nothing else: see `encode`).
+        name: name of the encoding, or of its file.
+        vocab_size: the highest id plus one (o200k_base: 200,019).
+        end_of_text: the id that ends every document; `encode` never returns it.
         prefix_token: the id before a text that is scored or continued from its beginning; on
             our datasets, this is `end_of_text`.
     """
@@ -81,7 +81,7 @@ class Tokenizer:
 
     @property
     def prefix_token(self) -> int:
-        """See the class; defaults to `end_of_text`."""
+        """See the class; `end_of_text` by default."""
         return self.end_of_text if self._prefix_token is None else self._prefix_token
 
     @prefix_token.setter
@@ -95,19 +95,20 @@ class Tokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """sha256 over ranks, pattern and special tokens: equal means the same ids for any text."""
+        """SHA-256 over ranks, pattern and special tokens; equal values mean equal ids for any
+        text."""
         return _fingerprint(self.rank_file, self.pattern, self.special_tokens)
 
     def encode(self, text: str) -> list[int]:
-        """Ordinary encoding: a literal `<|endoftext|>` in `text` stays text, never the special id.
+        """Encodes a text; a literal `<|endoftext|>` in it is encoded as ordinary text.
 
         Raises:
-            UnencodableText: tiktoken gave up (it does on about a million blanks in a row).
+            UnencodableText: tiktoken fails, as it does on about a million consecutive blanks.
         """
         return self.encode_array(text).tolist()
 
     def encode_array(self, text: str) -> np.ndarray:
-        """As `encode`; uint32 [ids]."""
+        """Like `encode`; uint32 [ids]."""
         try:
             return self._encoding.encode_to_numpy(text, disallowed_special=())
         except ValueError as error:
@@ -116,13 +117,13 @@ class Tokenizer:
             ) from None
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """The text of `ids`; bytes that are no valid UTF-8 become U+FFFD."""
+        """Decodes `ids`; bytes that are not valid UTF-8 become U+FFFD."""
         return self._encoding.decode([int(id) for id in ids])
 
     def decode_bytes(self, id: int) -> bytes:
-        """The bytes that one id stands for; none for an id that the vocabulary leaves unused.
+        """Returns the bytes of one id; empty for an unused id.
 
-        A model may have more rows than its tokenizer has ids, and can give each of them.
+        A model may have more logits than its tokenizer has ids, and can generate any of them.
         """
         try:
             return self._encoding.decode_single_token_bytes(id)
@@ -135,7 +136,7 @@ class Tokenizer:
         self.save_as(directory / RANKS_FILE)
 
     def save_as(self, path: Path) -> None:
-        """Writes the ranks to `path` and the description to the `.meta.json` file beside it."""
+        """Writes the ranks to `path` and the description to the `.meta.json` file next to it."""
         meta = {
             "name": self.name,
             "pattern": self.pattern,
@@ -154,14 +155,15 @@ def meta_file_of(path: Path) -> Path:
 
 
 def load_tokenizer(spec: str | Path) -> Tokenizer:
-    """Loads a tiktoken name, a `FILE.tiktoken` of ranks, or a folder written by `Tokenizer.save`.
+    """Loads a tiktoken name, a `FILE.tiktoken` of ranks, or a directory written by
+    `Tokenizer.save`.
 
     A rank file does not contain its pattern and special tokens. They are read from the `.meta.json`
-    file beside it. Without that file, the ranks must be those of a published tiktoken encoding.
+    file next to it. Without that file, the ranks must be those of a published tiktoken encoding.
 
     Raises:
-        DataError: the tokenizer is missing or damaged, a rank file has no description, or tiktoken
-            can neither find nor fetch the encoding.
+        DataError: the tokenizer is missing or corrupt, a rank file has no description, or tiktoken
+            cannot find or download the encoding.
     """
     path = Path(spec)
     if path.is_dir():
@@ -180,11 +182,14 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
         )
     try:
         return Tokenizer(tiktoken.get_encoding(name))
-    except (OSError, ValueError) as error:  # requests' errors are OSErrors; a bad hash a ValueError
+    except (
+        OSError,
+        ValueError,
+    ) as error:  # errors of requests are OSErrors; a wrong hash is a ValueError
         raise DataError(
             "tokenizer.not_loaded",
-            f"tiktoken could not load {name}: {error}. Without a network, point TIKTOKEN_CACHE_DIR "
-            "at a folder that holds its cached file.",
+            f"tiktoken could not load {name}: {error}. Without a network, set "
+            "TIKTOKEN_CACHE_DIR to a directory with its cached file.",
         ) from None
 
 
@@ -231,13 +236,13 @@ def _load_published(path: Path, ranks: dict[bytes, int], meta_path: Path) -> Tok
 
 
 def _read_meta(path: Path) -> dict[str, Any]:
-    """The validated content of a `.meta.json` file; names of patterns are expanded."""
+    """Reads and validates a `.meta.json` file; expands names of patterns."""
     meta = read_json(path, "tokenizer.corrupt")
     for key in _META_KEYS:
         if key not in meta:
             raise DataError(
                 "tokenizer.corrupt",
-                f"{path}: damaged tokenizer description: the key {key!r} is missing",
+                f"{path}: corrupt tokenizer description: the key {key!r} is missing",
             )
     for key in meta.keys() - {*_META_KEYS, *_OPTIONAL_META_KEYS}:
         raise DataError(
@@ -259,7 +264,7 @@ def _read_meta(path: Path) -> dict[str, Any]:
 
 
 def _make(ranks: dict[bytes, int], meta: dict[str, Any], path: Path) -> Tokenizer:
-    """The tokenizer that `meta`, read from `path`, describes."""
+    """Creates the tokenizer described by `meta`, which was read from `path`."""
     taken = set(ranks.values())
     for name, id in meta["special_tokens"].items():
         if id in taken:
@@ -275,7 +280,7 @@ def _make(ranks: dict[bytes, int], meta: dict[str, Any], path: Path) -> Tokenize
             mergeable_ranks=ranks,
             special_tokens=meta["special_tokens"],
         )
-    except (ValueError, KeyError) as error:  # a bad expression, or one id for two tokens
+    except (ValueError, KeyError) as error:  # an invalid expression, or one id for two tokens
         raise DataError(
             "tokenizer.invalid", f"{path}: cannot create the tokenizer ({error})"
         ) from None
@@ -322,7 +327,7 @@ def _load_ranks(path: Path) -> dict[bytes, int]:
     except (ValueError, binascii.Error):
         raise _bad_rank_line(path, content) from None
     if len(set(ranks.values())) != content.count(b"\n") + (content[-1:] not in (b"", b"\n")):
-        raise DataError("tokenizer.duplicate_id", f"{path}: the same token or rank is there twice")
+        raise DataError("tokenizer.duplicate_id", f"{path}: a token or rank occurs twice")
     missing = sum(bytes([byte]) not in ranks for byte in range(256))
     if missing:
         raise DataError(
@@ -343,7 +348,9 @@ def _bad_rank_line(path: Path, content: bytes) -> DataError:
                 "tokenizer.corrupt",
                 f"{path}:{number}: expected a base64 token and its rank, found {line[:40]!r}",
             )
-    return DataError("tokenizer.corrupt", f"{path}: not one base64 token and its rank a line")
+    return DataError(
+        "tokenizer.corrupt", f"{path}: expected one base64 token and its rank per line"
+    )
 
 
 def _dump_ranks(ranks: dict[bytes, int]) -> bytes:
@@ -359,14 +366,14 @@ def train_bpe(files: Sequence[str | Path], vocab_size: int, out: Path) -> dict[s
     """Trains byte-level BPE on the texts of `files` and writes tiktoken's rank format to `out`.
 
     The file has exactly `vocab_size` entries, the 256 single bytes first. The `.meta.json` file
-    beside it contains the pattern and the end-of-text id, which is `vocab_size`. The same texts
-    give the same files. Bad lines are skipped with a warning.
+    next to it contains the pattern and the end-of-text id, which is `vocab_size`. The result
+    depends only on the texts. Bad lines are skipped with a warning.
 
     Returns:
         `{"out", "meta", "entries", "vocab_size", "documents", "bytes_of_text", "fingerprint"}`.
 
     Raises:
-        DataError: `out` cannot be written, nothing to read, or too little text for so many
+        DataError: `out` cannot be written, there is no text, or too little text for `vocab_size`
             entries.
     """
     from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
@@ -375,7 +382,7 @@ def train_bpe(files: Sequence[str | Path], vocab_size: int, out: Path) -> dict[s
     if vocab_size <= 256:
         raise DataError(
             "tokenizer.vocab_too_small",
-            f"vocab_size must be above the 256 single bytes, found {vocab_size}",
+            f"vocab_size must be greater than 256, the number of single bytes; found {vocab_size}",
         )
     check_writable_file(out)
     check_writable_file(meta_file_of(out))
@@ -407,7 +414,7 @@ def train_bpe(files: Sequence[str | Path], vocab_size: int, out: Path) -> dict[s
         raise DataError(
             "tokenizer.too_little_text",
             f"{tally['bytes_of_text']:,} bytes of text give only {len(tokens):,} vocabulary "
-            f"entries, {vocab_size:,} were asked for: use more text or a smaller --vocab-size",
+            f"entries, {vocab_size:,} were requested. Use more text or a smaller --vocab-size",
         )
     out.parent.mkdir(parents=True, exist_ok=True)
     encoding = tiktoken.Encoding(
@@ -429,7 +436,7 @@ def train_bpe(files: Sequence[str | Path], vocab_size: int, out: Path) -> dict[s
 
 
 def _texts(files: Sequence[str], tally: dict[str, int]) -> Iterator[str]:
-    """The texts of `files`, counted into `tally`."""
+    """Yields the texts of `files` and counts them in `tally`."""
     from leviathan.data.prepare.reader import Document, read
     from leviathan.data.prepare.sources import find_inputs
 
@@ -440,7 +447,7 @@ def _texts(files: Sequence[str], tally: dict[str, int]) -> Iterator[str]:
         for source in inputs:
             for item in read(source, on_bytes=bar.advance):
                 if not isinstance(item, Document):
-                    # Statistics need no policy; preparing the same files will have one.
+                    # There is no `on_error` here; preparing the same files has one.
                     rejected_records += 1
                     if rejected_records <= _BAD_LINES_NAMED:
                         say(f"warning: omitted {item.message(source)}", style="yellow")
@@ -449,7 +456,7 @@ def _texts(files: Sequence[str], tally: dict[str, int]) -> Iterator[str]:
                 tally["bytes_of_text"] += len(item.text.encode())
                 yield item.text
     if rejected_records > _BAD_LINES_NAMED:
-        say(f"warning: omitted {rejected_records:,} bad lines in all", style="yellow")
+        say(f"warning: omitted {rejected_records:,} invalid lines in total", style="yellow")
     if not tally["bytes_of_text"]:
         raise DataError(
             "tokenizer.too_little_text", f"no documents with text in {', '.join(files)}"

@@ -85,7 +85,7 @@ class ShardedState:
     """This rank's shards of the weights and moments of one model.
 
     Args:
-        shards: in the order of `shapes`, without the parameters of which this rank holds nothing.
+        shards: in the order of `shapes`, without the parameters that have no part on this rank.
         shapes: canonical name → full shape, of all parameters.
         layout: how tensor-parallel ranks share the parameters.
         optimizer: the optimizer that holds the moments.

@@ -22,7 +22,7 @@ def windows(count: int, length: int, stride: int) -> list[tuple[int, int, int]]:
 
 
 def strided(batches: Iterable[Batch], length: int, stride: int, size: int) -> Iterator[Batch]:
-    """The targets of a whole split, in windows `stride` apart.
+    """The targets of a complete split, in windows `stride` apart.
 
     Consecutive samples of a dataset form one stream of tokens; if two are not consecutive, a new
     stream starts.
@@ -34,7 +34,7 @@ def strided(batches: Iterable[Batch], length: int, stride: int, size: int) -> It
         size: windows per batch.
 
     Yields:
-        Batches `[B, T]` as `eval_batches` gives them, `IGNORE` where not scored.
+        Batches `[B, T]` like those of `eval_batches`; targets that are not scored are `IGNORE`.
     """
     pending: list[tuple[Tensor, Targets, int]] = []
     number = 0

@@ -1,4 +1,4 @@
-"""Files for a cluster: a configuration and a script per run, and a Slurm array of them."""
+"""Writes files for a cluster: a configuration and a script per run, and a Slurm array job."""
 
 import json
 import re
@@ -15,9 +15,9 @@ from leviathan.launch.commands import train_script
 
 _SBATCH = """#!/bin/bash
 # {title}
-# One array task a run; a task that is killed or preempted saves, and continues when it is requeued:
+# One array task per run. A preempted task saves a checkpoint and resumes when it is requeued:
 #   sbatch {array}
-# Set the partition, the time and what one task needs for your cluster; runs.txt names the runs.
+# Set the partition, time and resources of one task; runs.txt lists the runs.
 #SBATCH --job-name={name}
 #SBATCH --array=1-{count}
 #SBATCH --nodes=1
@@ -45,20 +45,20 @@ exec {command}
 
 
 def command_of(launch: str, config: Path) -> list[str]:
-    """The command that trains a configuration, alone or under a launcher."""
+    """The command that trains a configuration, directly or with a launcher."""
     if not launch:
         return ["python", "-m", "leviathan", "train", str(config)]
     return [*shlex.split(launch), train_script(), str(config)]
 
 
 def emit_experiment(experiment: Experiment, folder: Path) -> dict[str, Any]:
-    """Writes an experiment's launches into a folder; nothing is trained.
+    """Writes the scripts of an experiment into a directory; trains nothing.
 
     Returns:
         The plan, with the files under "files".
 
     Raises:
-        DataError: the folder cannot be written.
+        DataError: the directory cannot be written.
     """
     check_writable_dir(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -99,16 +99,16 @@ def _array(experiment: Experiment, folder: Path, scripts: Sequence[str]) -> str:
 
 
 def _plain(name: str) -> str:
-    """A name that means nothing to a shell, to Slurm or in a list of file names."""
+    """A name that is safe in shells, in Slurm and in lists of file names."""
     return re.sub(r"[^\w.=+-]", "-", name)
 
 
 def _one_line(text: str) -> str:
-    """What is in a comment, and must not leave it."""
+    """Text that stays within one comment line of a script."""
     return " ".join(text.split())
 
 
 def _executable(path: Path, text: str) -> None:
     write_atomic(path, text.encode())
     mode = path.stat().st_mode
-    path.chmod(mode | (mode & 0o444) >> 2)  # whoever may read it
+    path.chmod(mode | (mode & 0o444) >> 2)  # readable by those who may read the directory

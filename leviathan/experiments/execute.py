@@ -1,6 +1,6 @@
-"""Carrying an experiment out on this machine: text, runs in order, evaluations, report.
+"""Runs an experiment on this host: dataset, training runs in order, evaluations, report.
 
-Every step passes over what is done, so the same command continues after any interruption.
+Every stage skips what is complete, so the same command resumes after any interruption.
 """
 
 import json
@@ -31,17 +31,17 @@ POLL_S = 0.3
 
 
 def run_experiment(experiment: Experiment) -> dict[str, Any]:
-    """Prepares the small text where the experiment has one, trains and evaluates all its runs.
+    """Prepares the tiny corpus, if configured, then trains and evaluates all runs.
 
-    A run that fails does not keep the others from being done.
+    A failed run does not stop the others.
 
     Returns:
         The plan after the runs, as from `plan_experiment`, with the names of failed runs under
         "failed".
 
     Raises:
-        ConfigError, DataError: what the experiment needs is not there.
-        LeviathanError: after everything else was done, if runs failed; it names them.
+        ConfigError, DataError: a requirement of the experiment is missing.
+        LeviathanError: at the end, if runs failed; it names them.
     """
     out = experiment.config.out
     check_writable_dir(out)
@@ -64,17 +64,17 @@ def run_experiment(experiment: Experiment) -> dict[str, Any]:
         listed = "\n".join(f"  {name}: {_last_error(log)}" for name, log in failed.items())
         raise LeviathanError(
             "experiment.runs_failed",
-            f"{len(failed)} of {len(experiment.runs)} runs failed; see the log beside each run:\n"
-            f"{listed}\nRun the same command to retry them.",
+            f"{len(failed)} of {len(experiment.runs)} runs failed; see the log in the directory "
+            f"of each run:\n{listed}\nRun the same command to retry them.",
         )
     return plan_experiment(experiment)
 
 
 def check_data(experiment: Experiment) -> None:
-    """What the evaluations need is there before anything is trained for them.
+    """Checks before training that the requirements of the evaluations are met.
 
     Raises:
-        DataError: a dataset has no validation rows.
+        DataError: a dataset has no validation samples.
     """
     if not experiment.config.evaluate.frequency:
         return
@@ -82,13 +82,13 @@ def check_data(experiment: Experiment) -> None:
         if (data.path / DATASET_FILE).is_file() and "val" not in DatasetInfo.load(data.path).splits:
             raise DataError(
                 "dataset.no_split",
-                f"{data.path}: has no 'val' split, on which runs are compared: prepare "
-                "it with `validation:`, or set evaluate.frequency=false",
+                f"{data.path}: no 'val' split, which is required to compare runs: prepare the "
+                "dataset with `validation:`, or set evaluate.frequency=false",
             )
 
 
 def describe_experiment(experiment: Experiment) -> None:
-    """Writes `experiment.json`: what the report must know of the runs, beside their own files."""
+    """Writes `experiment.json` with the metadata of the runs for the report."""
     config = experiment.config
     record = {
         "file": str(experiment.path),
@@ -103,10 +103,10 @@ def describe_experiment(experiment: Experiment) -> None:
 
 
 def prepare_text(text: TinyCorpusConfig, sizes: Sequence[int | None]) -> None:
-    """The standard library as corpus, and per vocabulary a tokenizer and a dataset of it.
+    """Creates a corpus from the standard library, and a tokenizer and dataset per vocabulary size.
 
     Raises:
-        DataError: this Python has no library sources, or the folder cannot be written.
+        DataError: this Python has no library sources, or the directory cannot be written.
     """
     from leviathan.data.prepare import prepare
     from leviathan.data.prepare.stdlib_corpus import write_stdlib_corpus
@@ -134,7 +134,7 @@ def prepare_text(text: TinyCorpusConfig, sizes: Sequence[int | None]) -> None:
 
 
 def _train(experiment: Experiment, run: ExperimentRun, title: str) -> Path | None:
-    """Trains one run in a process of its own; where that fails, its log."""
+    """Trains one run in a separate process; returns the log if it fails."""
     steps, run_dir = run.config.train.steps, run.config.run_dir
     if run.is_complete:
         say(f"{title}: complete{_outcome(run_dir)}")
@@ -158,7 +158,7 @@ def _train(experiment: Experiment, run: ExperimentRun, title: str) -> Path | Non
                 _show(bar, run_dir)
                 time.sleep(POLL_S)
         except BaseException:
-            process.terminate()  # it saves, and ends
+            process.terminate()  # it saves a checkpoint and exits
             process.wait()
             raise
         _show(bar, run_dir)
@@ -171,7 +171,7 @@ def _train(experiment: Experiment, run: ExperimentRun, title: str) -> Path | Non
 
 @contextmanager
 def _sigterm_ends_it() -> Iterator[None]:
-    """SIGTERM is as Ctrl-C: the run that is being trained saves and ends too."""
+    """Handles SIGTERM like Ctrl-C: the current run also saves a checkpoint and exits."""
 
     def end(*_: object) -> None:
         sys.exit(128 + signal.SIGTERM)
@@ -184,7 +184,7 @@ def _sigterm_ends_it() -> Iterator[None]:
 
 
 def _on_this_machine(command: Sequence[str]) -> list[str]:
-    """`python` and launchers are those of this Python."""
+    """Replaces `python` and launchers by those of this Python environment."""
     if command[0] == "python":
         return [sys.executable, *command[1:]]
     beside = Path(sys.executable).parent / command[0]
@@ -208,11 +208,11 @@ def _outcome(run_dir: Path) -> str:
 def _last_error(log: Path) -> str:
     lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("error: ")]
-    return (errors or lines or ["ended without a word"])[-1][:300] + f" ({log})"
+    return (errors or lines or ["exited without a message"])[-1][:300] + f" ({log})"
 
 
 def evaluate_runs(experiment: Experiment, runs: Sequence[ExperimentRun]) -> None:
-    """Loss by frequency and lm-eval tasks of finished runs, where they are not there yet."""
+    """Computes missing losses by frequency and lm-eval tasks of complete runs."""
     wanted = experiment.config.evaluate
     if wanted.frequency:
         waiting = [run for run in runs if not _filed(run, "frequency.npz")]

@@ -1,4 +1,4 @@
-"""An experiment as the list of its runs, each a valid run configuration."""
+"""Expands an experiment into its runs, each a valid run configuration."""
 
 import copy
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from leviathan.config.schema import RunConfig
 from leviathan.errors import ConfigError
 from leviathan.model.model_stats import count_params
 
-PAD_TO = 64  # rows of a small vocabulary, so that products have round sizes
+PAD_TO = 64  # multiple of a small padded vocabulary, for efficient matrix sizes
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,11 @@ class ExperimentRun:
     """One run of an experiment.
 
     Attributes:
-        group, arm, seed: its place in the experiment; the group is "" without groups.
+        group, arm, seed: position in the experiment; the group is "" without groups.
         sweep: swept key → value.
-        baseline: whether its arm is the one that others are compared with.
-        name: unique in the experiment, and its folder below `out`.
-        config: what `leviathan train` gets.
+        baseline: whether its arm is the baseline.
+        name: unique name in the experiment, and directory within `out`.
+        config: run configuration.
     """
 
     group: str
@@ -39,7 +39,7 @@ class ExperimentRun:
 
     @property
     def record(self) -> dict[str, Any]:
-        """Which run it is, as plain JSON values."""
+        """Position of the run, as plain JSON values."""
         return {
             "name": self.name,
             "group": self.group,
@@ -52,14 +52,14 @@ class ExperimentRun:
 
     @property
     def is_complete(self) -> bool:
-        """Whether its last checkpoint is there, so that nothing need be trained."""
+        """Whether the last checkpoint exists, so that no training remains."""
         directory = step_dir(self.config.run_dir, self.config.train.steps)
         return (directory / "manifest.json").is_file()
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """An experiment's file, read: its configuration and its runs in the order they are done."""
+    """An experiment: its configuration, and its runs in order of execution."""
 
     path: Path
     config: ExperimentConfig
@@ -67,19 +67,19 @@ class Experiment:
 
 
 def load_experiment(path: Path, overrides: list[str] | None = None) -> Experiment:
-    """Reads an experiment and every run it means.
+    """Reads an experiment and expands its runs.
 
     Args:
-        path: the YAML file; `run:` in it is relative to its folder.
+        path: the YAML file; its `run:` is relative to its directory.
         overrides: `a.b=c` changes to the experiment.
 
     Raises:
-        ConfigError: with every problem of the experiment, or else of all its runs.
+        ConfigError: lists all problems of the experiment, or else of all its runs.
     """
     data, origins = read_config(path, overrides or [])
     config = validate(data, ExperimentConfig, str(path), origins)
     runs: list[ExperimentRun] = []
-    faults: dict[str, None] = {}  # in order, each once: many runs share one mistake
+    faults: dict[str, None] = {}  # each once, in order: many runs have the same problem
     for group_name, group in config.all_groups().items():
         steps = None
         for arm, seed, swept in _combinations(config, group):
@@ -96,14 +96,15 @@ def load_experiment(path: Path, overrides: list[str] | None = None) -> Experimen
 
 
 def data_folder(text: TinyCorpusConfig, vocab_size: int | None) -> Path:
-    """Where the small dataset of a vocabulary lies."""
+    """Directory of the tiny dataset with this vocabulary size."""
     return text.folder / f"v{vocab_size or text.vocab_size}-t{text.seq_len}"
 
 
 def _combinations(
     config: ExperimentConfig, group: GroupConfig
 ) -> Iterator[tuple[str, int, dict[str, Any]]]:
-    """(arm, seed, sweep) of a group: a seed's arms lie together, so pairs are soon complete."""
+    """(arm, seed, sweep) of a group; the arms of a seed are consecutive, so that pairs complete
+    early."""
     for values in product(*config.sweep.values()):
         swept = dict(zip(config.sweep, values, strict=True))
         for seed in config.seeds:
@@ -113,7 +114,7 @@ def _combinations(
 
 @dataclass(frozen=True)
 class _RunContext:
-    """An arm of a group, from which its runs are made."""
+    """An arm of a group, the base of its runs."""
 
     path: Path
     config: ExperimentConfig
@@ -138,7 +139,8 @@ class _RunContext:
         return ExperimentRun(self.group_name, self.arm, seed, swept, is_base, name, config)
 
     def steps(self, swept: dict[str, Any]) -> int | None:
-        """Steps of a budget in tokens per parameter of the baseline; None where it is in steps."""
+        """Number of steps for a budget in tokens per parameter of the baseline; None without a
+        budget."""
         ratio = self.group.tokens_per_parameter or self.config.tokens_per_parameter
         if ratio is None:
             return None
@@ -147,7 +149,7 @@ class _RunContext:
         return max(1, round(tokens / (base.train.global_batch_size * base.model.seq_len)))
 
     def _resolve(self, arm: str, swept: dict[str, Any], fixed: dict[str, Any]) -> RunConfig:
-        """The run configuration with everything laid over it, in the order of its nearness."""
+        """The run configuration with all changes applied, the most specific last."""
         file = self.path.parent / str(self.group.run or self.config.run)
         data, origins = read_config(file)
         data = copy.deepcopy(data)
@@ -162,13 +164,13 @@ class _RunContext:
             (fixed, ()),
         ]
         for changes, section in layers:
-            # Another kind starts its section afresh, so it comes before the section's other keys.
+            # A different kind replaces its section, so it precedes the other keys of the section.
             for key in sorted(changes, key=lambda key: not key.endswith("kind")):
                 lay(data, origins, tuple(key.split(".")), changes[key], self._said(section, key))
         return validate(data, RunConfig, str(file), origins)
 
     def _said(self, section: tuple[str, ...], key: str) -> str:
-        """File and line of the key, or of the nearest section that contains it."""
+        """File and line of the key, or of the nearest enclosing section."""
         path = (*section, key)
         nested = (*section, *key.split("."))
         for spot in (path, *(nested[:n] for n in range(len(nested), 0, -1))):

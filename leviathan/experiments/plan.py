@@ -1,4 +1,4 @@
-"""What an experiment will cost, before anything starts."""
+"""The cost of an experiment before it starts."""
 
 from dataclasses import asdict
 from typing import Any
@@ -19,11 +19,11 @@ _SUMMED = ("tokens", "flops", "device_hours")
 
 
 def plan_experiment(experiment: Experiment) -> dict[str, Any]:
-    """Runs, tokens, FLOPs, memory and device-hours of an experiment, whole and still to do.
+    """Runs, tokens, FLOPs, memory and device-hours of an experiment, in total and remaining.
 
     Returns:
         `runs` (one record each), `total`, `left` (of the runs that are not complete), and the
-        machine that the hours are reckoned for.
+        hardware for which the hours are estimated.
     """
     machine = experiment.config.machine
     runs = [_plan_run(run, machine) for run in experiment.runs]
@@ -40,12 +40,12 @@ def plan_experiment(experiment: Experiment) -> dict[str, Any]:
 
 
 def asdict_of(machine: MachineConfig) -> dict[str, Any]:
-    """The machine as JSON values."""
+    """The hardware as JSON values."""
     return machine.model_dump(mode="json")
 
 
 def plan_table(plan: dict[str, Any]) -> str:
-    """The plan as people read it."""
+    """The plan as text."""
     machine, total, left = plan["machine"], plan["total"], plan["left"]
     table = Table()
     heads = ("run", "parameters", "steps", "tokens", "per parameter", "FLOPs", "GB", "hours", "")
@@ -69,19 +69,20 @@ def plan_table(plan: dict[str, Any]) -> str:
         )
     lines = [f"{plan['title']}: {plan['question']}", as_text(table)]
     lines.append(
-        f"{total['runs']} runs, {format_count(total['tokens'])} tokens, "
-        f"{total['flops']:.2e} FLOPs: "
-        f"{_hours(total['device_hours'])} device-hours of {machine['name']} at "
+        f"{total['runs']} runs, {format_count(total['tokens'])} tokens, {total['flops']:.2e} "
+        f"FLOPs: {_hours(total['device_hours'])} device-hours of {machine['name']} at "
         f"{100 * machine['mfu']:.0f} % of {machine['peak_tflops']:g} TFLOP/s, "
-        f"{_hours(total['device_hours'] / machine['devices'])} hours on {machine['devices']}, "
-        "one run after the other. Evaluation is not in."
+        f"{_hours(total['device_hours'] / machine['devices'])} hours on {machine['devices']} "
+        "if the runs are sequential. Evaluation is not included."
     )
     lines.append(
-        f"GB: of one of {machine['devices']} devices at its fullest, as `leviathan check` says. "
-        "FLOPs: forward and backward, as `leviathan params` counts."
+        "GB: peak memory per device, as estimated by `leviathan check`. "
+        "FLOPs: forward and backward pass, as counted by `leviathan params`."
     )
     if left["runs"] < total["runs"]:
-        lines.append(f"Left: {left['runs']} runs, {_hours(left['device_hours'])} device-hours.")
+        lines.append(
+            f"Remaining: {left['runs']} runs, {_hours(left['device_hours'])} device-hours."
+        )
     return "\n".join(lines)
 
 
@@ -108,7 +109,7 @@ def _plan_run(run: ExperimentRun, machine: MachineConfig) -> dict[str, Any]:
 
 
 def _device_bytes(config: RunConfig, devices: int) -> int | None:
-    """Of one device at its fullest; None where the run cannot be cut over so many."""
+    """Peak memory of one device; None if the run does not fit this number of devices."""
     try:
         return memory(config.model, parallel_layout(config, devices)).total
     except ConfigError:

@@ -256,16 +256,16 @@ def write_weights(
     llama.save_pretrained(folder, max_shard_size=shard_size)
     readable = (folder / "config.json").stat().st_mode
     for weights in folder.glob("*.safetensors"):
-        weights.chmod(readable)  # safetensors lets its owner alone read them
+        weights.chmod(readable)  # safetensors creates files that only their owner can read
     return exported
 
 
 def write_tokenizer(
     tokenizer: Tokenizer, config: ModelConfig, folder: Path, add_bos: bool = False
 ) -> None:
-    """Writes a fast tokenizer that gives tiktoken's ids, special strings in a text included.
+    """Writes a fast tokenizer with the ids of tiktoken, including special strings in a text.
 
-    With `add_bos` one end-of-text stands before them, unless `add_special_tokens=False`.
+    With `add_bos`, it prepends end-of-text, unless `add_special_tokens=False`.
 
     Ids that tiktoken leaves unused (o200k_base has nineteen) get names, because a fast tokenizer
     numbers its special tokens without gaps.
@@ -285,7 +285,7 @@ def write_tokenizer(
     ordered = sorted(ranks, key=ranks.__getitem__)
     merges = []
     for token in ordered:
-        # Every way to put the token together of two others, the earliest learnt first.
+        # all pairs of tokens that merge into the token, the earliest learned first
         halves = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
         known = [(left, right) for left, right in halves if left in ranks and right in ranks]
         known.sort(key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
@@ -308,7 +308,7 @@ def write_tokenizer(
             for id in range(len(ranks), tokenizer.vocab_size)
         ]
     )
-    # An ordinary id may end the documents of a foreign dataset; no special string then names it.
+    # An ordinary id may end the documents of a foreign dataset; then no special string names it.
     end = special.get(tokenizer.end_of_text, END_OF_TEXT)
     if add_bos:
         fast.post_processor = processors.TemplateProcessing(

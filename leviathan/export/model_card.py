@@ -9,10 +9,7 @@ from leviathan.data.tokenizer import END_OF_TEXT
 from leviathan.formatting import format_count
 from leviathan.model.model_stats import count_params
 
-MATERIALIZED = (
-    " It depends only on the id, so it was computed once for every id and is stored here as "
-    "an ordinary, untied table."
-)
+MATERIALIZED = " It is a function of the token id and is stored here as an ordinary, untied table."
 PAPER = "[arXiv 2601.22040](https://arxiv.org/abs/2601.22040)"
 EMBEDDINGS = {
     "tied": "The input embedding is the table of the output head (tied).",

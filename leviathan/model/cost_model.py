@@ -1,8 +1,8 @@
-"""Many accelerators on paper: bytes on the wire, the share of a step they take, the best layout.
+"""Analytic cost model for many accelerators: bytes sent, their share of a step, the best layout.
 
-Every figure is a bound under stated assumptions, not a measurement: rings (an all-reduce of B bytes
-over r ranks sends 2·B·(r-1)/r from each, an all-gather or reduce-scatter half of it), the stated
-bandwidths reached, one stated utilisation, and nothing of the communication hidden behind work.
+Every figure is a bound under stated assumptions, not a measurement: ring collectives (an all-reduce
+of B bytes over r ranks sends 2·B·(r-1)/r from each rank, an all-gather or reduce-scatter half of
+it) at the stated bandwidths, a fixed utilization, and no overlap of communication and computation.
 """
 
 from collections.abc import Iterator
@@ -14,21 +14,23 @@ from leviathan.model.memory import Memory, memory
 from leviathan.model.model_stats import count_params
 from leviathan.model.parallel_layout import FP32, ParallelLayout, sizes
 
-USABLE_MEMORY = 0.9  # of an accelerator's memory: the rest is the allocator's and the driver's
-SAME_SPEED_FACTOR = 1.03  # steps that differ by less than this factor are equally fast on paper
+USABLE_MEMORY = (
+    0.9  # share of the memory of an accelerator; the allocator and the driver use the rest
+)
+SAME_SPEED_FACTOR = 1.03  # steps that differ by less than this factor are considered equally fast
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """The stated machine; defaults are an H100 or H200 node with 400 Gb/s a GPU.
+    """The assumed hardware; the defaults are an H100 or H200 node with 400 Gb/s per GPU.
 
     Attributes:
-        ranks_per_node: accelerators that share the fast links.
-        memory_bytes: of one accelerator.
-        flops: peak of one accelerator, FLOP/s in the compute dtype.
-        mfu: the share of it that a step without communication reaches.
-        intra: bytes/s from each accelerator within its node, one direction.
-        inter: bytes/s from each accelerator to other nodes, one direction.
+        ranks_per_node: accelerators per node, connected by `intra`.
+        memory_bytes: memory of one accelerator.
+        flops: peak FLOP/s of one accelerator in the compute dtype.
+        mfu: share of `flops` that a step without communication reaches.
+        intra: bandwidth of an accelerator within its node, bytes/s in one direction.
+        inter: bandwidth of an accelerator to other nodes, bytes/s in one direction.
     """
 
     ranks_per_node: int = 8
@@ -41,12 +43,12 @@ class Hardware:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes that one rank sends in a step.
+    """Bytes sent by one rank per step.
 
     Attributes:
-        tensor: between tensor-parallel ranks: activations.
-        shard: weights gathered and gradients scattered over the ranks that hold one copy.
-        replicate: gradients summed over copies.
+        tensor: activations, between tensor-parallel ranks.
+        shard: gathered weights and scattered gradients, within a sharding group.
+        replicate: gradients, summed over the replicas.
     """
 
     tensor: float
@@ -55,22 +57,22 @@ class Traffic:
 
     @property
     def total(self) -> float:
-        """All of them."""
+        """Total bytes."""
         return self.tensor + self.shard + self.replicate
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A layout, and what it costs.
+    """A layout and its cost.
 
     Attributes:
-        global_batch_size: sequences a step.
-        micro_batches: forward passes a step.
-        compute_s: of a step, without communication.
-        communication_s: of a step, if nothing of it is hidden.
-        scales_from: sequences a step at which both are equal: with fewer, ranks wait more than they
-            work, and further ones hardly help. None: they do at any batch.
-        fits: whether the memory suffices.
+        global_batch_size: sequences per step.
+        micro_batches: forward passes per step.
+        compute_s: compute time of a step, seconds.
+        communication_s: communication time of a step without overlap, seconds.
+        scales_from: sequences per step at which both times are equal; with fewer, communication
+            dominates and further ranks hardly help. None if it dominates at any batch size.
+        fits: whether the memory is sufficient.
     """
 
     layout: ParallelLayout
@@ -85,21 +87,21 @@ class Estimate:
 
     @property
     def step_s(self) -> float:
-        """Nothing hidden."""
+        """Seconds per step without overlap."""
         return self.compute_s + self.communication_s
 
     @property
     def communication_share(self) -> float:
-        """Of the step, if nothing is hidden."""
+        """Share of communication in the step, without overlap."""
         return self.communication_s / self.step_s
 
 
 def traffic(config: ModelConfig, layout: ParallelLayout, micro_batches: int) -> Traffic:
-    """What one rank sends in a step of so many micro-batches."""
+    """Bytes sent by one rank in a step of `micro_batches` micro-batches."""
     size, low, shards = sizes(config, layout.tp), layout.compute_bytes, layout.shards
     n, hidden = size.total, low * layout.micro_batch_size * config.seq_len * config.d_model
-    # Each block enters and leaves its cut work twice, forward and backward; recomputing leaves it
-    # twice more. The head is entered once. Gradients of what is whole are summed once a step.
+    # Each block has two collectives in the forward pass and two in the backward pass;
+    # recomputing adds two, the head one. Gradients of replicated weights are summed per step.
     sums = config.n_layers * (6 if layout.recompute else 4) + 1
     tensor = micro_batches * (sums * _all_reduce(hidden, layout.tp) + _rows(config, hidden, layout))
     tensor += _all_reduce(FP32 * size.whole / shards, layout.tp)
@@ -117,7 +119,7 @@ def traffic(config: ModelConfig, layout: ParallelLayout, micro_batches: int) -> 
 
 
 def _ring(size: float, ranks: int) -> float:
-    """Bytes each rank sends to gather or scatter `size` bytes over `ranks`."""
+    """Bytes sent by each rank to gather or scatter `size` bytes over `ranks` ranks."""
     return size * (ranks - 1) / ranks
 
 
@@ -126,7 +128,8 @@ def _all_reduce(size: float, ranks: int) -> float:
 
 
 def _rows(config: ModelConfig, hidden: float, layout: ParallelLayout) -> float:
-    """What the input embedding sends forward, as if all ids of a micro-batch were distinct."""
+    """Bytes of the input embedding in the forward pass, if all ids of a micro-batch are
+    distinct."""
     embedding = config.embedding
     mode = getattr(embedding, "tp_mode", None)
     if mode == "ids":
@@ -138,7 +141,7 @@ def _rows(config: ModelConfig, hidden: float, layout: ParallelLayout) -> float:
 def estimate(
     config: ModelConfig, layout: ParallelLayout, global_batch_size: int, hardware: Hardware
 ) -> Estimate:
-    """What a step costs.
+    """Estimates the cost of a step.
 
     Raises:
         ConfigError: the batch is too small for the data-parallel ranks, or tp does not divide.
@@ -146,13 +149,13 @@ def estimate(
     if global_batch_size < layout.dp:
         raise ConfigError(
             "parallel.batch_too_small",
-            f"{global_batch_size} sequences a step cannot be spread over {layout.dp} data-parallel "
-            f"ranks: raise the batch to {layout.dp}, or tp",
+            f"{global_batch_size} sequences per step cannot be distributed over {layout.dp} "
+            f"data-parallel ranks: raise the batch to {layout.dp}, or tp",
         )
     rows = -(-global_batch_size // layout.dp)
     micro_batches = -(-rows // layout.micro_batch_size)
     sent = traffic(config, layout, micro_batches)
-    # The slowest rank has `rows` of them; recomputing is one more forward pass of three parts.
+    # The slowest rank has `rows` sequences. Recomputing adds one forward pass to three.
     work = (
         count_params(config).flops_per_token * config.seq_len * (4 / 3 if layout.recompute else 1)
     )
@@ -172,8 +175,8 @@ def estimate(
 
 
 def seconds(sent: Traffic, layout: ParallelLayout, hardware: Hardware) -> float:
-    """How long one rank takes to send it, one thing after the other."""
-    # Ranks are numbered with tp innermost, then the shards of a copy, then the copies.
+    """Seconds in which one rank sends these bytes, sequentially."""
+    # Ranks are numbered with tp innermost, then the shards, then the replicas.
     reach = {"tensor": layout.tp, "shard": layout.tp * layout.shards}
     parts = {"tensor": sent.tensor, "shard": sent.shard, "replicate": sent.replicate}
     total = 0.0
@@ -186,9 +189,9 @@ def seconds(sent: Traffic, layout: ParallelLayout, hardware: Hardware) -> float:
 def _break_even(
     config: ModelConfig, layout: ParallelLayout, hardware: Hardware, per_row: float
 ) -> int | None:
-    """Sequences a step at which work and communication take equally long; None: at no batch.
+    """Sequences per step at which compute and communication take equally long; None if never.
 
-    rows · per_row = once + rows / micro_batch_size · each, solved for a rank's rows.
+    rows · per_row = once + rows / micro_batch_size · each, solved for the rows of a rank.
     """
     first, second = (seconds(traffic(config, layout, k), layout, hardware) for k in (1, 2))
     each = second - first
@@ -207,21 +210,21 @@ def recommend(
     bf16: bool = True,
     tp: int | None = None,
 ) -> Estimate:
-    """The layout with the shortest step that fits; of equally fast ones the simplest.
+    """The layout with the shortest step that fits into memory; the simplest of equally fast ones.
 
-    Simpler is: less tp, then an earlier ZeRO stage before FSDP2 and HSDP, no recomputing, and a
-    larger micro-batch.
+    Layouts are ordered from simple to complex by: tp; ZeRO stage, FSDP2, HSDP; recomputing; smaller
+    micro-batch.
 
     Args:
-        config: the model.
-        world_size: accelerators.
-        global_batch_size: sequences a step.
-        hardware: the stated machine.
-        bf16: compute dtype; else fp32.
-        tp: the only one to consider, if given.
+        config: configuration of the model.
+        world_size: number of accelerators.
+        global_batch_size: sequences per step.
+        hardware: assumed hardware.
+        bf16: compute in bf16; else in fp32.
+        tp: number of tensor-parallel ranks; default: every divisor is considered.
 
     Raises:
-        ConfigError: nothing fits, or the batch is too small for any layout.
+        ConfigError: no layout fits into memory, or the batch is too small for every layout.
     """
     found: list[Estimate] = []
     refusal = ""

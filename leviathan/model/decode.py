@@ -1,7 +1,7 @@
-"""Generation: the input table materialized once, a key-value cache, prompts side by side.
+"""Batched generation with a materialized input table and a key-value cache.
 
-A batch is padded on the left, so the newest token of every row is in the last column; padding
-is masked and positions are counted from each row's own first token.
+A batch is padded on the left, so the newest token of every row is in the last column. Padding is
+masked, and positions are counted from the first token of each row.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,12 +21,12 @@ OnToken = Callable[[int, int], bool]  # (row, new id) → whether the row contin
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is drawn.
+    """Sampling parameters.
 
     Attributes:
-        temperature: 0 takes the likeliest token.
-        top_p: of the likeliest tokens that together reach this probability.
-        seed: of row 0; row i draws from `seed + i`, whatever else is in its batch.
+        temperature: softmax temperature; 0 selects the most likely token.
+        top_p: samples from the most likely tokens that together reach this probability.
+        seed: seed of row 0; row i uses `seed + i`, independent of its batch.
     """
 
     temperature: float = 0.0
@@ -35,9 +35,9 @@ class Sampling:
 
 
 def with_materialized_embedding(model: CausalLM) -> CausalLM:
-    """The same model with an input table in place of what generates it; the rest is shared.
+    """Returns the model with a materialized input table; all other parameters are shared.
 
-    A model that has a table is returned as it is.
+    A model that already has a table is returned unchanged.
     """
     if isinstance(model.model.embed_tokens, UntiedEmbedding):
         return model
@@ -63,17 +63,17 @@ def generate(
     sampling: Sampling | None = None,
     first_row: int = 0,
 ) -> None:
-    """Continues prompts together; each new id is handed to `on_token` as soon as it is known.
+    """Continues prompts in one batch and passes each new id to `on_token` immediately.
 
     Args:
-        model: with any input embedding.
-        prompts: token ids, one or more each; of one too long the newest `seq_len` are read.
-        new_tokens: maximum new tokens per row. A row that fills the context continues from its
-            newest half; callers that use `leviathan.evaluate.truncation.fit_prompt` avoid this.
-        end: the id that ends a row; it is not handed on.
-        on_token: called with (row, id); False ends the row.
-        sampling: greedy if omitted.
-        first_row: number of the first row, which tells its random numbers.
+        model: a model with any input embedding.
+        prompts: token ids, at least one per prompt; only the last `seq_len` are used.
+        new_tokens: maximum new tokens per row. A row that fills the context continues from its last
+            half; callers that use `leviathan.evaluate.truncation.fit_prompt` avoid this.
+        end: the id that ends a row; it is not passed to `on_token`.
+        on_token: called with (row, id); returning False ends the row.
+        sampling: sampling parameters; default: greedy.
+        first_row: number of the first row, which determines its random numbers.
     """
     how = sampling or Sampling()
     rows = list(range(len(prompts)))
@@ -98,7 +98,7 @@ def generate(
 
 
 def pick(logits: Tensor, how: Sampling, uniform: Tensor) -> Tensor:
-    """Next ids `[B]` from logits `[B, V]`, by numbers `[B]` that are uniform in [0, 1)."""
+    """Samples the next ids `[B]` from logits `[B, V]`, given uniform numbers in [0, 1) `[B]`."""
     if how.temperature == 0:
         return logits.argmax(-1)
     probabilities = (logits.float() / how.temperature).softmax(-1)
@@ -114,13 +114,13 @@ def pick(logits: Tensor, how: Sampling, uniform: Tensor) -> Tensor:
 
 def _search(mass: Tensor, at: Tensor) -> Tensor:
     found = torch.searchsorted(mass, at, right=True).squeeze(1)
-    # Rounding could point past the last token with any mass.
+    # Rounding could select a token without probability.
     last = torch.searchsorted(mass, mass[:, -1:].contiguous()).squeeze(1)
     return torch.minimum(found, last)
 
 
 class DecodeState:
-    """Rows of tokens being continued together, and what attention has to remember of them."""
+    """State of the rows that are being continued: tokens and key-value cache."""
 
     def __init__(self, model: CausalLM, prompts: Sequence[Sequence[int]]) -> None:
         self.model, self.config = model, model.config
@@ -128,22 +128,24 @@ class DecodeState:
         embedding = model.model.embed_tokens
         assert isinstance(embedding, UntiedEmbedding), "materialize first"
         self.table = embedding.weight
-        self.head = model.lm_head.weight[: self.config.vocab_size]  # a view without padding rows
+        self.head = model.lm_head.weight[
+            : self.config.vocab_size
+        ]  # a view without the padding rows
         self.layers = [cast(Block, layer) for layer in model.model.layers]
         cos, sin = rotary(self.config.seq_len, self.config, self.device)
         self.cos, self.sin = cos.to(self.table.dtype), sin.to(self.table.dtype)
         self._start([list(prompt) for prompt in prompts])
 
     def logits(self) -> Tensor:
-        """`[B, V]` fp32: of what follows each row, without the vocabulary's padding."""
+        """Logits of the next token of each row, `[B, V]` fp32, without the padding ids."""
         return F.linear(self.last, self.head).float()
 
     def append(self, tokens: Tensor) -> None:
-        """Puts one more id `[B]` behind each row."""
+        """Appends one id `[B]` to each row."""
         for row, token in zip(self.ids, tokens.tolist(), strict=True):
             row.append(token)
         if self.length == self.config.seq_len:
-            # A row that is shorter than the context is not truncated.
+            # A row that fits into the context is not truncated.
             half = max(1, self.config.seq_len // 2)
             self._start(
                 [row if len(row) <= self.config.seq_len else row[-half:] for row in self.ids]
@@ -159,7 +161,7 @@ class DecodeState:
         self.last = self._forward(tokens.view(-1, 1), cos, sin, mask, causal=False)
 
     def keep(self, places: Sequence[int]) -> None:
-        """Continues with these rows alone, in this order."""
+        """Keeps only these rows, in this order."""
         self.ids = [self.ids[place] for place in places]
         index = torch.tensor(places, device=self.device)
         self.caches = [cache.index_select(1, index) for cache in self.caches]
@@ -168,7 +170,7 @@ class DecodeState:
             self.padding = self.padding[index]
 
     def _start(self, rows: list[list[int]]) -> None:
-        """Reads the rows from their beginning."""
+        """Processes the rows from their beginning."""
         self.ids = [row[-self.config.seq_len :] for row in rows]
         lengths = [len(row) for row in self.ids]
         longest, batch = max(lengths), len(rows)
@@ -188,14 +190,14 @@ class DecodeState:
             cos, sin = self.cos[places].unsqueeze(1), self.sin[places].unsqueeze(1)
             seen = columns >= self.padding.view(-1, 1, 1)  # [B, 1, T]
             before = columns.view(-1, 1) >= columns
-            # A padding place sees itself, for a softmax over nothing is not a number.
+            # A padding position attends to itself: a softmax over nothing would be NaN.
             mask = (before & seen | (columns.view(-1, 1) == columns)).unsqueeze(1)
         self.last = self._forward(ids, cos, sin, mask, causal=mask is None)
 
     def _forward(
         self, ids: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, causal: bool
     ) -> Tensor:
-        """`[B, T]` new ids → the last one's final state `[B, D]`; the cache grows by T."""
+        """New ids `[B, T]` → final state of the last one `[B, D]`; extends the cache by T."""
         x = F.embedding(ids, self.table)
         start, self.length = self.length, self.length + ids.shape[1]
         for layer, cache in zip(self.layers, self.caches, strict=True):

@@ -1,4 +1,4 @@
-"""The output head: vocabulary logits, and the cross-entropy that never holds all of them."""
+"""The output head: vocabulary logits, and a cross-entropy that computes them in chunks."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
@@ -12,31 +12,32 @@ from leviathan.config.optim import Role
 from leviathan.config.schema import ModelConfig
 from leviathan.model.tp_layout import NO_TP, Shard, TPGroup, TPPlan
 
-IGNORE = -100  # a target that is not scored
-CHUNK_LOGITS = 2**26  # logits at a time: 256 MiB of fp32
-CACHED_ROWS = 16  # of logits in a pass on the CPU: 13 MB at 200k
+IGNORE = -100  # target that is excluded from the loss
+CHUNK_LOGITS = 2**26  # logits per chunk: 256 MiB of fp32
+CACHED_ROWS = 16  # logits per pass on the CPU: 13 MB at 200k ids
 
 Output = Literal["loss", "scores", "logits"]
 
 
 class TokenScores(NamedTuple):
-    """What each target cost, and whether it was the likeliest token."""
+    """Loss of each target, and whether greedy decoding predicts it."""
 
     nll: Tensor  # [B, T] fp32 nats; 0 where the target is ignored
     is_greedy: Tensor  # [B, T] bool; False where the target is ignored
 
 
 class LMHead(nn.Module):
-    """A dense `[padded V, D]` classifier without bias, its own or tied to the input table.
+    """A dense classifier `[padded V, D]` without bias, with its own weight or tied to the input
+    table.
 
-    A tied head holds the very parameter of the embedding, so that engines which gather parameters
-    module by module (ZeRO-3) find it here as well. The embedding owns it in state dicts.
+    A tied head references the parameter of the embedding, so that engines that gather parameters
+    per module (ZeRO-3) find it here as well. In state dicts it belongs to the embedding.
 
     Args:
-        config: the model's.
-        tied_to: the embedding's table, or None for a weight of its own.
-        z_loss: weight of (log Σ exp logits)², added per target to the training loss. At 0 nothing
-            of it is computed. Source: arXiv 2204.02311, section 5.
+        config: configuration of the model.
+        tied_to: table of the embedding, or None for a separate weight.
+        z_loss: weight of (log Σ exp logits)², added per target to the training loss. At 0, it is
+            not computed. Source: arXiv 2204.02311, section 5.
     """
 
     def __init__(
@@ -53,18 +54,18 @@ class LMHead(nn.Module):
     def forward(
         self, hidden: Tensor, targets: Tensor | None = None, output: Output = "loss"
     ) -> Tensor | TokenScores:
-        """Everything goes through here, so that module hooks see every use of the weight.
+        """All uses of the weight are in `forward`, so that module hooks apply to each of them.
 
         Args:
             hidden: `[B, T, D]`.
-            targets: `[B, T]` int64, `IGNORE` where not scored; not needed for "logits".
-            output: "loss": fp32 scalar, the sum of the targets' NLL in nats (in training with
-                the z-loss, if any); "scores": `TokenScores`; "logits": `[B, T, padded V]` fp32,
-                -inf in the padding.
+            targets: `[B, T]` int64, `IGNORE` for excluded positions; not required for "logits".
+            output: "loss": fp32 scalar, the sum of the NLL of the targets in nats (in training
+                including the z-loss); "scores": `TokenScores`; "logits": `[B, T, padded V]` fp32,
+                -inf for padding ids.
         """
         if output == "logits":
             return self._logits(hidden)
-        assert targets is not None, "a loss needs targets"
+        assert targets is not None, "targets are required to compute a loss"
         flat, ids = hidden.flatten(0, -2), targets.flatten()
         if output == "loss" and torch.is_grad_enabled():
             part = self._part()
@@ -77,11 +78,12 @@ class LMHead(nn.Module):
         return TokenScores(*(x.view_as(targets) for x in scores))
 
     def param_roles(self) -> Mapping[str, Role]:
-        """Name → role. A tied head has no own parameter; the embedding declares the weight."""
+        """Name → role. A tied head has no parameter of its own; the embedding declares the
+        weight."""
         return {} if self.tied else {"weight": "head"}
 
     def tp_layout(self) -> TPPlan:
-        """Each rank has some of the ids."""
+        """Each rank has the weights of some of the ids."""
         return {"weight": Shard(0)}
 
     def _part(self) -> "_Part":
@@ -114,7 +116,8 @@ class LMHead(nn.Module):
 
 
 class _Part(NamedTuple):
-    """The ids that a rank has logits of: `first` and on; those after `real` of them are padding."""
+    """The ids whose logits a rank computes: from `first`; those after the first `real` are
+    padding."""
 
     first: int
     real: int
@@ -122,7 +125,7 @@ class _Part(NamedTuple):
 
 
 def _masked_logits(hidden: Tensor, weight: Tensor, real: int) -> Tensor:
-    """Logits in fp32 or wider; the padding rows after `real` get no probability."""
+    """Logits in fp32 or wider; padding ids after `real` have probability 0."""
     logits = F.linear(hidden, weight)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if real < weight.shape[0]:
@@ -137,11 +140,11 @@ def _chunks(tokens: int, vocabulary: int) -> Iterator[slice]:
 
 
 class _SummedCrossEntropy(torch.autograd.Function):
-    """Σ NLL over the targets that count, its gradient formed chunk by chunk in the forward pass.
+    """Sum of the NLL over the targets; its gradient is computed per chunk in the forward pass.
 
-    Three products of `tokens × V × D` instead of the four that recomputation would take, and never
-    more than `CHUNK_LOGITS` logits at a time. Both gradient products are in the weight's dtype.
-    With `z_loss` > 0, z_loss · (log Σ exp logits)² is added for every target that counts.
+    This takes three products of `tokens × V × D` instead of four with recomputation, and at most
+    `CHUNK_LOGITS` logits exist at once. Both gradient products are in the dtype of the weight. With
+    `z_loss` > 0, z_loss · (log Σ exp logits)² is added for every target.
     """
 
     @staticmethod
@@ -159,7 +162,7 @@ class _SummedCrossEntropy(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight, dtype=wide)
         buffer = None
         for part in _chunks(targets.numel(), weight.shape[0]):
-            # One buffer for all chunks: fresh pages for each would cost as much as a pass over it.
+            # One buffer for all chunks: new memory for each would cost as much as a pass over it.
             buffer = torch.mm(hidden[part], weight.T, out=_first_rows(buffer, part))
             slope, summand = _softmax_slope(buffer.to(wide), targets[part], vocabulary, z_loss)
             loss += summand
@@ -187,9 +190,9 @@ def _first_rows(buffer: Tensor | None, part: slice) -> Tensor | None:
 def _softmax_slope(
     logits: Tensor, targets: Tensor, vocabulary: _Part, z_loss: float
 ) -> tuple[Tensor, Tensor]:
-    """Turns logits `[n, V]` in place into the loss's slope by them; also the summed loss.
+    """Replaces logits `[n, V]` by the gradient of the loss in place; also returns the summed loss.
 
-    On the CPU a few rows at a time, which stay in its cache from one pass to the next.
+    On the CPU, a few rows at a time, which stay in the cache between passes.
     """
     cached = logits.device.type == "cpu" and vocabulary.peers.size == 1
     rows = CACHED_ROWS if cached else len(logits)
@@ -208,17 +211,17 @@ def _softmax_slope(
 
 
 class _Sums(NamedTuple):
-    """Of rows of logits over the whole vocabulary, `[n, 1]` each."""
+    """Statistics of rows of logits over the complete vocabulary, `[n, 1]` each."""
 
-    total: Tensor  # Σ exp(logit - highest)
+    total: Tensor  # Σ exp(logit - maximum)
     log_norm: Tensor  # log Σ exp(logit)
-    wanted: Tensor  # the target's logit
-    mine: Tensor  # bool: the target's logit is in this rank's part …
-    places: Tensor  # … in this column; else 0
+    wanted: Tensor  # logit of the target
+    mine: Tensor  # bool: whether the target is among the ids of this rank …
+    places: Tensor  # … and its column; else 0
 
 
 def _exponentiate(logits: Tensor, targets: Tensor, vocabulary: _Part) -> _Sums:
-    """Turns logits `[n, V]` in place into exp(logit - the row's highest)."""
+    """Replaces logits `[n, V]` by exp(logit - maximum of the row) in place."""
     peers = vocabulary.peers
     places = (targets - vocabulary.first).unsqueeze(1)
     mine = (places >= 0) & (places < logits.shape[1])
@@ -230,9 +233,11 @@ def _exponentiate(logits: Tensor, targets: Tensor, vocabulary: _Part) -> _Sums:
 
 
 def _likeliest(logits: Tensor, vocabulary: _Part) -> Tensor:
-    """The id `[n]` of each row's highest logit, the lowest of several."""
+    """Id `[n]` of the maximum logit of each row; the lowest id of equal logits."""
     best, column = logits.max(1)
     ids = column + vocabulary.first
     highest = vocabulary.peers.highest_(best.clone())
-    beyond = torch.iinfo(ids.dtype).max  # of ids on a rank whose best is not the best
+    beyond = torch.iinfo(
+        ids.dtype
+    ).max  # greater than every id, for ranks that do not have the maximum
     return -vocabulary.peers.highest_(-ids.where(best == highest, beyond))

@@ -1,7 +1,7 @@
-"""Weights at step 0: each parameter is a function of the seed and its own name.
+"""Initial weights: each parameter is a function of the seed and its name.
 
-So they are the same for any device, world size, engine or order of construction, and an arm of a
-comparison shares every parameter that it has in common with another.
+They are therefore the same for any device, world size, engine and construction order, and the arms
+of a comparison have identical values in all parameters that they share.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ def draw_values(name: str, shape: torch.Size, how: Normal, seed: int) -> Tensor:
 
 
 def init_rules(model: CausalLM, config: ModelConfig) -> dict[str, Normal]:
-    """How each parameter of the model is drawn, by its name."""
+    """Initialization of every parameter of the model, by name."""
     embedding = {
         f"model.embed_tokens.{name}": how
         for name, how in model.model.embed_tokens.init_spec(config).items()
@@ -46,10 +46,10 @@ def init_rules(model: CausalLM, config: ModelConfig) -> dict[str, Normal]:
 
 @torch.no_grad()
 def init_weights(model: CausalLM, config: ModelConfig, seed: int) -> None:
-    """Sets every parameter in place, whatever its device and dtype.
+    """Initializes every parameter in place, on any device and in any dtype.
 
     Backbone N(0, init_std²), residual outputs smaller by √(2·layers), norms one; the embedding as
-    it says itself.
+    defined by its kind.
     """
     how = init_rules(model, config)
     for name, parameter in model.named_parameters():

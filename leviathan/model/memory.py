@@ -1,10 +1,10 @@
-"""Memory of one rank in training, part by part and in closed form: nothing is allocated.
+"""Closed-form memory of one training rank by category; nothing is allocated.
 
-What an engine holds follows from its rules (ZeRO, arXiv 1910.02054, section 5; PyTorch's
-fully_shard). A step is fullest at one of a few moments; each is added up, and the fullest counts.
-Activations are those that the blocks' operations save for the backward pass with a flash attention.
-What allocators, CUDA and NCCL add is not in. `tests/distributed/test_memory_real.py` holds all this
-against the tensors that small runs really have.
+The state of an engine follows from its rules (ZeRO, arXiv 1910.02054, section 5; PyTorch's
+fully_shard). The peak of a step occurs at one of a few moments; each is summed up, and the maximum
+is reported. Activations are those that the operations of the blocks save for the backward pass,
+with flash attention. Overhead of allocators, CUDA and NCCL is not included.
+`tests/distributed/test_memory_real.py` compares the estimate with the tensors of small real runs.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -14,24 +14,24 @@ from leviathan.config.schema import ModelConfig
 from leviathan.model.head import CHUNK_LOGITS
 from leviathan.model.parallel_layout import FP32, ParallelLayout, Sizes, reduce_bucket, sizes
 
-LIVE = 1_000_000_000  # elements: what ZeRO-3 lets stay gathered
-LEV_BLOCK = 8192  # ids at a time of the fused kernels
-LEV_BUFFERS = 8  # of the size ids × heads × d_seed, in the backward pass
+LIVE = 1_000_000_000  # elements: parameters smaller than this stay gathered in ZeRO-3
+LEV_BLOCK = 8192  # ids per block of the fused kernels
+LEV_BUFFERS = 8  # buffers of size ids × heads × d_seed in the backward pass
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one rank at the moment of a step when they are most.
+    """Bytes of one rank at the peak of a step.
 
     Attributes:
-        weights: what the forward pass reads, and fp32 masters where they are another copy.
-        gradients: of micro-batches before, or of this one.
-        moments: AdamW's two, fp32.
-        activations: saved for the backward pass of one micro-batch.
-        logits: of a chunk, and the gradients that the head forms in the forward pass.
-        workspace: of the input embedding, while it is differentiated.
-        communication: gathered weights and buckets on their way.
-        moment: which it is.
+        weights: weights of the forward pass, and fp32 masters if they are a separate copy.
+        gradients: gradients of this and previous micro-batches.
+        moments: the two moments of AdamW, fp32.
+        activations: activations saved for the backward pass of one micro-batch.
+        logits: logits of a chunk, and the gradients that the head computes in the forward pass.
+        workspace: buffers of the input embedding in its backward pass.
+        communication: gathered weights and communication buckets.
+        moment: name of the moment of the peak.
     """
 
     weights: int
@@ -45,32 +45,32 @@ class Memory:
 
     @property
     def by_part(self) -> dict[str, int]:
-        """All but the moment, by name."""
+        """All categories by name, without the moment."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "moment"}
 
     @property
     def total(self) -> int:
-        """All parts."""
+        """Total bytes."""
         return sum(self.by_part.values())
 
 
 @dataclass(frozen=True)
 class _Held:
-    """What an engine has beside the moments, always and at the moments of a step."""
+    """Memory of an engine in addition to the moments: constant, and at the moments of a step."""
 
     weights: int
-    kept: int  # gradients, while a micro-batch goes forward
-    formed: int  # gradients, when the backward pass ends
-    head: int  # communication, at the head
-    begin: int  # communication, when the backward pass begins
-    end: int  # communication, when it ends
+    kept: int  # gradients during the forward pass of a micro-batch
+    formed: int  # gradients at the end of the backward pass
+    head: int  # communication at the head
+    begin: int  # communication at the start of the backward pass
+    end: int  # communication at the end of the backward pass
 
 
 def memory(config: ModelConfig, layout: ParallelLayout) -> Memory:
-    """Bytes of one rank.
+    """Estimates the peak memory of one rank.
 
     Raises:
-        ConfigError: tp does not divide what it would cut.
+        ConfigError: tp does not divide a dimension that it shards.
     """
     size = sizes(config, layout.tp)
     held = (_fsdp2 if layout.engine == "fsdp2" else _deepspeed)(config, size, layout)
@@ -88,15 +88,15 @@ def memory(config: ModelConfig, layout: ParallelLayout) -> Memory:
     )
     begin = replace(
         head,
-        logits=2 * (table + hidden),  # as they were saved, and times the loss's own gradient
+        logits=2 * (table + hidden),  # as saved, and multiplied by the gradient of the loss
         communication=held.begin,
-        moment="as the backward pass begins",
+        moment="at the start of the backward pass",
     )
     block = replace(
         begin,
         activations=saved + again,
         logits=table + hidden,
-        moment="while a block is computed again",
+        moment="while a block is recomputed",
     )
     end = replace(
         head,
@@ -105,20 +105,21 @@ def memory(config: ModelConfig, layout: ParallelLayout) -> Memory:
         logits=0,
         workspace=_workspace(config, layout),
         communication=held.end,
-        moment="as the backward pass ends",
+        moment="at the end of the backward pass",
     )
     return max(head, begin, block, end, key=lambda each: each.total)
 
 
 def _fsdp2(config: ModelConfig, size: Sizes, layout: ParallelLayout) -> _Held:
-    """fp32 shards of all. The head's group is gathered throughout, of blocks one or two.
+    """FSDP2: fp32 shards of everything. The group of the head stays gathered, and one or two
+    blocks.
 
-    A group's gradient is whole in the compute dtype, and once more in fp32 while it is reduced;
-    that of the last group stays until the next reduction.
+    The gradient of a group exists unsharded in the compute dtype, and again in fp32 while it is
+    reduced; that of the last group stays until the next reduction.
     """
     low, mine = layout.compute_bytes, FP32 * -(-size.total // layout.shards)
     last = FP32 * (size.embedding or size.rest) if layout.accumulates else 0
-    blocks = 0 if layout.shards == 1 else low * size.block  # alone nothing is copied
+    blocks = 0 if layout.shards == 1 else low * size.block  # on one rank, nothing is copied
     largest = max(size.rest, size.embedding)
     reduced = FP32 * (largest + -(-largest // layout.shards))
     sums = 2 * _table(config, layout) if config.embedding.kind == "tied" else 0
@@ -133,15 +134,15 @@ def _fsdp2(config: ModelConfig, size: Sizes, layout: ParallelLayout) -> _Held:
 
 
 def _deepspeed(config: ModelConfig, size: Sizes, layout: ParallelLayout) -> _Held:
-    """ZeRO's stages; partitioned masters are a copy of their own, in fp32 as well.
+    """ZeRO stages; partitioned masters are a separate copy, also in fp32.
 
-    Gradients come in one bucket, whole; what a rank keeps of them is its part, but a parameter that
-    lies across two parts is kept whole by both.
+    Gradients are reduced in one bucket. A rank keeps those of its partition, but a parameter that
+    spans two partitions is kept complete by both.
     """
     n, part, stage = size.total, -(-size.total // layout.shards), layout.zero_stage
     low, bf16, again = layout.compute_bytes, layout.bf16, layout.accumulates
     bucket = low * (layout.bucket or reduce_bucket(config))
-    # Beside those that a parameter has already: the head's, a look-up's, and their sum.
+    # in addition to existing gradients: the head's, a look-up's, and their sum
     beside = (2 if config.embedding.kind == "tied" else 0) + again
     sums = beside * _table(config, layout)
     if stage == 0:
@@ -175,43 +176,45 @@ def _hidden(config: ModelConfig, layout: ParallelLayout) -> int:
 
 
 def _table(config: ModelConfig, layout: ParallelLayout) -> int:
-    """The head's weight, in the compute dtype."""
+    """Weight of the head in the compute dtype."""
     return layout.compute_bytes * config.padded_vocab_size // layout.tp * config.d_model
 
 
 def _activations(config: ModelConfig, layout: ParallelLayout) -> tuple[int, int]:
-    """Saved by the blocks of one micro-batch and the norm after them; by a block computed again."""
+    """Activations saved by the blocks of one micro-batch and the final norm; those of a recomputed
+    block."""
     tokens, low = layout.micro_batch_size * config.seq_len, layout.compute_bytes
     d, kv = config.d_model, config.n_kv_heads * (config.d_model // config.n_heads)
-    # A fused norm saves what it was given. On the CPU it is one of several operations, in fp32.
+    # A fused norm saves its input. On the CPU, the norm consists of several operations in fp32.
     norm = low * d if layout.device == "cuda" else 2 * FP32 * d
-    # Cut over tp: q, k, v, attention's output and its fp32 row sums; gate, up, silu(gate) and the
-    # product of both.
+    # Sharded by tp: q, k, v, the attention output and its fp32 row sums; gate, up, silu(gate) and
+    # their product.
     cut = (low * (2 * d + 2 * kv + 4 * config.d_ff) + FP32 * config.n_heads) // layout.tp
     block = 2 * (norm + low * d) + cut
     ends = norm + low * d
     if not layout.recompute:
         return tokens * (config.n_layers * block + ends), 0
-    # While it is differentiated: two gradients as wide as its MLP.
+    # In the backward pass: two gradients as wide as the MLP.
     moving = 2 * low * config.d_ff // layout.tp
     return tokens * (config.n_layers * low * d + ends), tokens * (block - low * d + moving)
 
 
 def _logits(config: ModelConfig, layout: ParallelLayout) -> int:
-    """See `leviathan.model.head`: one chunk of logits, and both gradients until the backward."""
+    """See `leviathan.model.head`: one chunk of logits, and both gradients until the backward
+    pass."""
     tokens, rows = layout.micro_batch_size * config.seq_len, config.padded_vocab_size // layout.tp
     chunk = min(tokens, max(1, CHUNK_LOGITS // rows))
     logits, low = chunk * rows, layout.compute_bytes
     table, hidden = rows * config.d_model, _hidden(config, layout)
-    passing = low * chunk * config.d_model  # the chunk's gradient of the hidden states
+    passing = low * chunk * config.d_model  # gradient of the hidden states of the chunk
     if not layout.bf16:
         return FP32 * (logits + table) + hidden + passing
-    # In bf16, logits, and their slope in both dtypes; or the slope and a table's gradient in both.
+    # In bf16: logits and their gradient in both dtypes; or it and a table gradient in both.
     return FP32 * table + hidden + 2 * low * logits + max(FP32 * logits, low * table + passing)
 
 
 def _workspace(config: ModelConfig, layout: ParallelLayout) -> int:
-    """What a generated embedding holds of a micro-batch's distinct ids, as if all were."""
+    """Memory of a generated embedding for a micro-batch, if all of its ids are distinct."""
     kind, low = config.embedding, layout.compute_bytes
     ids = min(layout.micro_batch_size * config.seq_len, config.vocab_size)
     rows = low * ids * config.d_model

@@ -1,4 +1,4 @@
-"""Parameters, FLOPs and memory of a model, in closed form: nothing is built."""
+"""Closed-form parameters, FLOPs and memory of a model; nothing is built."""
 
 from dataclasses import dataclass
 
@@ -6,35 +6,34 @@ from leviathan.config.embedding import Match
 from leviathan.config.schema import ModelConfig
 from leviathan.model.embedding import KINDS
 
-# An fp32 weight, its gradient and AdamW's two moments.
+# an fp32 weight, its gradient and the two moments of AdamW
 TRAINING_BYTES_PER_PARAMETER = 16
 
 
 @dataclass(frozen=True)
 class ModelStats:
-    """What a model has and costs. Parameters are numbers of values, FLOPs are per token.
+    """Number of parameters and cost of a model; FLOPs are per token.
 
-    FLOPs follow one convention: a multiply-add is 2, and a training step is the forward pass and
-    twice as much backward, so 6 per multiply-add. Matrix products, attention over a full context
-    of `seq_len` (the causal mask is not counted as a saving) and the output head over the padded
-    vocabulary are in; norms, activations, softmax and look-ups are not. The input embedding is
-    counted as if every token's vector were generated, not amortised over the distinct ids of a
-    batch: an upper bound.
+    FLOPs follow one convention: a multiply-add counts as 2, and the backward pass as twice the
+    forward pass, so a training step has 6 per multiply-add. Matrix products, attention over a full
+    context of `seq_len` (without savings by the causal mask) and the output head over the padded
+    vocabulary are included; norms, activations, softmax and look-ups are not. The input embedding
+    is counted once per token instead of once per distinct id of a batch, which is an upper bound.
 
     Attributes:
-        kind: of the input embedding.
-        total: all parameters; a shared table counts once.
-        input_embedding: of them, in the input embedding (the shared table of `tied` is here).
-        output_head: of them, in an output head of its own (none where it is tied).
-        body: of them, in the blocks and the final norm.
-        flops_per_token: forward and backward, everything.
-        input_embedding_flops_per_token: of them, for the input embedding.
-        attention_flops_per_token: of them, for the products of attention (not its projections).
-        output_head_flops_per_token: of them, for the vocabulary logits.
-        weight_bytes: all parameters in fp32.
-        training_bytes: fp32 weights, gradients and both AdamW moments, before any sharding and
+        kind: kind of the input embedding.
+        total: all parameters; a tied table counts once.
+        input_embedding: parameters of the input embedding, including the table of `tied`.
+        output_head: parameters of the output head; 0 if it is tied.
+        body: parameters of the blocks and the final norm.
+        flops_per_token: FLOPs of the forward and backward pass.
+        input_embedding_flops_per_token: FLOPs of the input embedding.
+        attention_flops_per_token: FLOPs of the attention products, without projections.
+        output_head_flops_per_token: FLOPs of the vocabulary logits.
+        weight_bytes: bytes of all parameters in fp32.
+        training_bytes: bytes of fp32 weights, gradients and both AdamW moments, unsharded and
             without activations.
-        matching: how near a matched kind's free width brings it to its target; else None.
+        matching: how closely the width of a matched kind reaches its target; else None.
     """
 
     kind: str
@@ -52,17 +51,17 @@ class ModelStats:
 
     @property
     def six_n_flops_per_token(self) -> int:
-        """The other convention: 6 for each parameter of the blocks' matrices and of the head.
+        """The 6N convention: 6 per parameter of the matrices of the blocks and of the head.
 
-        Neither attention's products nor the generation of input vectors are in it. Source: arXiv
-        2001.08361, section 2.1, with the head, whose product is real work.
+        Excludes attention products and the generation of input vectors. Source: arXiv 2001.08361,
+        section 2.1, with the head included.
         """
         others = self.attention_flops_per_token + self.input_embedding_flops_per_token
         return self.flops_per_token - others
 
 
 def count_params(config: ModelConfig) -> ModelStats:
-    """Counts what `config` describes; equal to the built model's `numel`."""
+    """Computes the statistics of `config`; equal to `numel` of the built model."""
     kind = KINDS[config.embedding.kind]
     table = config.padded_vocab_size * config.d_model
     products = config.n_layers * block_products(config)
@@ -71,7 +70,7 @@ def count_params(config: ModelConfig) -> ModelStats:
     output_head = 0 if config.embedding.kind == "tied" else table
     total = input_embedding + output_head + products + norms
 
-    # Scores and their weighted sum: two products of T × D per token and layer.
+    # scores and their weighted sum: two products of T × D per token and layer
     attention = 6 * config.n_layers * 2 * config.seq_len * config.d_model
     generation = 6 * kind.multiply_adds(config)
     return ModelStats(
@@ -91,7 +90,7 @@ def count_params(config: ModelConfig) -> ModelStats:
 
 
 def block_products(config: ModelConfig) -> int:
-    """Parameters of one block's matrices (16·D² with the defaults), each used once a token."""
+    """Number of parameters of the matrices of one block, each used once per token."""
     d, width = config.d_model, config.d_model // config.n_heads
     attention = 2 * d * d + 2 * d * config.n_kv_heads * width
     return attention + 3 * d * config.d_ff

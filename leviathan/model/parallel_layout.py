@@ -1,6 +1,6 @@
-"""How a run lies on its ranks, and what of the model each has. `memory` builds upon this.
+"""Layout of a run over its ranks, and the parameters of each rank; the basis of `memory`.
 
-How tensor parallelism cuts follows from the modules' own `tp_layout()`; nothing is allocated.
+The sharding of tensor parallelism follows from `tp_layout()` of the modules; nothing is allocated.
 """
 
 from dataclasses import dataclass
@@ -22,20 +22,20 @@ Device = Literal["cuda", "cpu"]
 
 @dataclass(frozen=True)
 class ParallelLayout:
-    """How a run lies on its ranks.
+    """Layout of a run over its ranks.
 
     Attributes:
-        world_size: ranks.
-        tp: tensor-parallel ranks, which share a batch.
-        kind: the engine.
-        zero_stage: of DeepSpeed, 0–3.
-        replicas: of FSDP2; each is cut over dp / replicas ranks.
-        micro_batch_size: sequences a forward pass.
+        world_size: number of ranks.
+        tp: number of tensor-parallel ranks, which share a batch.
+        kind: kind of the engine.
+        zero_stage: ZeRO stage of DeepSpeed, 0–3.
+        replicas: replicas of FSDP2; each is sharded over dp / replicas ranks.
+        micro_batch_size: sequences per forward pass.
         bf16: compute in bf16 with fp32 masters; else all is fp32.
         recompute: activation checkpointing of the blocks.
-        accumulates: a step is several micro-batches.
-        device: where it computes.
-        bucket: elements of DeepSpeed's gradient bucket; None: as it follows from the model.
+        accumulates: whether a step has several micro-batches.
+        device: device type.
+        bucket: elements of DeepSpeed's gradient bucket; None: computed from the model.
     """
 
     world_size: int
@@ -52,12 +52,12 @@ class ParallelLayout:
 
     @property
     def dp(self) -> int:
-        """Data-parallel ranks."""
+        """Number of data-parallel ranks."""
         return self.world_size // self.tp
 
     @property
     def shards(self) -> int:
-        """Ranks over which one copy of the optimizer's state is cut."""
+        """Number of ranks over which one copy of the optimizer state is sharded."""
         if self.engine == "fsdp2":
             return self.dp // self.dp_replicate
         return self.dp if self.zero_stage else 1
@@ -69,17 +69,17 @@ class ParallelLayout:
 
     @property
     def name(self) -> str:
-        """The engine as people call it."""
+        """Readable name of the engine."""
         if self.engine == "deepspeed":
             return f"ZeRO-{self.zero_stage}"
         return "FSDP2" if self.dp_replicate == 1 else f"HSDP, {self.dp_replicate} replicas"
 
 
 def parallel_layout(config: RunConfig, world_size: int, device: Device = "cuda") -> ParallelLayout:
-    """What a run configuration says, on so many ranks.
+    """Layout of a run configuration on `world_size` ranks.
 
     Raises:
-        ConfigError: the ranks cannot be cut this way.
+        ConfigError: the number of ranks is not divisible as configured.
     """
     engine, tp = config.engine, config.parallel.tp
     assert isinstance(engine, EngineConfig)
@@ -108,31 +108,32 @@ def parallel_layout(config: RunConfig, world_size: int, device: Device = "cuda")
 
 
 def reduce_bucket(config: ModelConfig) -> int:
-    """Elements of the bucket in which DeepSpeed reduces gradients: its default, or the model."""
+    """Elements of the bucket in which DeepSpeed reduces gradients: its default, at most the
+    model."""
     return min(BUCKET, count_params(config).total)
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Parameters that a tensor-parallel rank has, as numbers of values."""
+    """Number of parameters of a tensor-parallel rank."""
 
-    block: int  # of one of the blocks
-    blocks: int  # of all
-    embedding: int  # of an input embedding of its own; 0 where it is tied
+    block: int  # one block
+    blocks: int  # all blocks
+    embedding: int  # a separate input embedding; 0 if tied
     rest: int  # head (or the tied table) and final norm
-    whole: int  # of all these, those that every tensor-parallel rank has entire
+    whole: int  # of all these, the replicated ones
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """Total number of parameters."""
         return self.blocks + self.embedding + self.rest
 
 
 def sizes(config: ModelConfig, tp: int) -> Sizes:
-    """The parameters of a rank among `tp`, from the modules' own plans.
+    """Number of parameters of each of `tp` ranks, from the layouts of the modules.
 
     Raises:
-        ConfigError: tp does not divide what it would cut.
+        ConfigError: tp does not divide a dimension that it shards.
     """
     return _sizes(config.model_dump_json(), tp)
 

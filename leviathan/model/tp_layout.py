@@ -1,9 +1,9 @@
-"""What a module says about tensor parallelism, and what it may ask of its peers.
+"""Interface of a module to tensor parallelism: its sharded parameters and its collectives.
 
-`tp_layout()` of a module names the sharded parameters and the dimension; the forward pass calls its
-`tp`. The model knows no process group: `leviathan.parallel.tensor_parallel` shards
-the parameters of a built model and sets each module's `tp`. Until then it is alone, and every
-call below gives back what it was given.
+`tp_layout()` of a module names the sharded parameters and their dimension; its forward pass calls
+`tp`. The model has no process group: `leviathan.parallel.tensor_parallel` shards the parameters of
+a built model and sets `tp` of each module. The default `tp` has one rank, for which every call
+returns its argument.
 """
 
 from collections.abc import Mapping
@@ -14,27 +14,27 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Shard:
-    """A parameter is cut along `dim` into equal consecutive parts, one for each rank."""
+    """A parameter is sharded along `dim` into equal consecutive parts, one per rank."""
 
     dim: int
 
 
 @dataclass(frozen=True)
 class Partial:
-    """A parameter is whole everywhere, but serves each rank for its own share of the work.
+    """A parameter is replicated, but each rank uses it for its own share of the work.
 
-    So its gradients on the ranks are summands of the true one. They are added up once a step, by
-    whoever steps: see `Layout.settle` in `leviathan.parallel.tensor_parallel`.
+    Its gradients on the ranks are therefore partial sums. They are summed once per step by the
+    engine: see `Layout.settle` in `leviathan.parallel.tensor_parallel`.
     """
 
 
-# Local parameter name → how the ranks share it. The others are whole everywhere, and so are their
-# gradients.
+# Local parameter name → how it is sharded. All others are replicated, with equal gradients on
+# all ranks.
 TPPlan = Mapping[str, Shard | Partial]
 
 
 class TPGroup:
-    """The tensor-parallel ranks that hold the other parts of a module; this one is alone.
+    """The tensor-parallel ranks of a module; the default has one rank.
 
     Activations between modules are equal on all ranks, and so are their gradients.
     """
@@ -43,23 +43,23 @@ class TPGroup:
     size = 1
 
     def copy_to_tp(self, x: Tensor) -> Tensor:
-        """`x` itself, along the way to work that is cut: its gradient is summed over the ranks."""
+        """Returns `x` as input of sharded work; its gradient is summed over the ranks."""
         return x
 
     def reduce_from_tp(self, x: Tensor) -> Tensor:
-        """The sum of the ranks' `x`, along the way back from work that is cut."""
+        """Sum of `x` over the ranks, as output of sharded work."""
         return x
 
     def gather_from_tp(self, x: Tensor, dim: int) -> Tensor:
-        """The ranks' `x`, all of the same shape, one after the other along `dim`."""
+        """Concatenation of the `x` of all ranks, of equal shapes, along `dim`."""
         return x
 
     def sum_(self, x: Tensor) -> Tensor:
-        """As `total`, in place and without gradient."""
+        """Like `total`, in place and without gradient."""
         return x
 
     def highest_(self, x: Tensor) -> Tensor:
-        """The elementwise maximum over the ranks, in place and without gradient."""
+        """Elementwise maximum over the ranks, in place and without gradient."""
         return x
 
 

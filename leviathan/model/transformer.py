@@ -1,4 +1,4 @@
-"""The language model: an input embedding, a Llama-named decoder, an output head with the loss.
+"""The language model: an input embedding, a Llama decoder, and an output head with the loss.
 
 Parameter names are those of Hugging Face's Llama, so that export renames nothing.
 """
@@ -20,10 +20,10 @@ __all__ = ["IGNORE", "CausalLM", "Decoder", "TokenScores"]
 
 
 def rotary(length: int, config: ModelConfig, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosines and sines `[T, head width]` in fp32, for rotate-half position encoding.
+    """Cosines and sines `[T, head width]` in fp32 for rotary position embeddings (rotate-half).
 
-    Recomputed in each forward pass: a buffer would be rounded with the model to bf16, and
-    lost where a model is built on the meta device. Source: arXiv 2104.09864, eq. 34.
+    Recomputed in each forward pass: a buffer would be rounded to bf16 with the model, and lost if a
+    model is built on the meta device. Source: arXiv 2104.09864, eq. 34.
     """
     width = config.d_model // config.n_heads
     powers = torch.arange(0, width, 2, device=device, dtype=torch.float32) / width
@@ -40,7 +40,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Causal self-attention with rotary positions and grouped key-value heads."""
+    """Causal self-attention with rotary position embeddings and grouped key-value heads."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Attention(nn.Module):
         return self.tp.reduce_from_tp(self.o_proj(mixed.transpose(1, 2).flatten(-2)))
 
     def param_roles(self) -> Mapping[str, Role]:
-        """The role of each of the module's own parameters."""
+        """Role of each of the module's own parameters."""
         return {f"{name}_proj.weight": "matrix" for name in "qkvo"}
 
     def tp_layout(self) -> TPPlan:
@@ -89,7 +89,7 @@ class MLP(nn.Module):
         return self.tp.reduce_from_tp(self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x)))
 
     def param_roles(self) -> Mapping[str, Role]:
-        """The role of each of the module's own parameters."""
+        """Role of each of the module's own parameters."""
         return {f"{name}_proj.weight": "matrix" for name in ("gate", "up", "down")}
 
     def tp_layout(self) -> TPPlan:
@@ -99,7 +99,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and MLP, each behind a norm and beside a residual path."""
+    """Attention and MLP, each with a pre-norm and a residual connection."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class Block(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
     def param_roles(self) -> Mapping[str, Role]:
-        """The role of each of the module's own parameters."""
+        """Role of each of the module's own parameters."""
         return {"input_layernorm.weight": "gain", "post_attention_layernorm.weight": "gain"}
 
 
@@ -139,15 +139,16 @@ class Decoder(nn.Module):
         return self.norm(x)
 
     def param_roles(self) -> Mapping[str, Role]:
-        """The role of each of the module's own parameters."""
+        """Role of each of the module's own parameters."""
         return {"norm.weight": "gain"}
 
 
 class CausalLM(nn.Module):
-    """The whole model. Its values are not set until `init_weights` or a checkpoint sets them.
+    """The complete model. Its parameters are uninitialized until `init_weights` or a checkpoint is
+    loaded.
 
     `unique_ids` `[U]` and `inverse` `[B, T]` (`unique_ids[inverse] == input_ids`) are the distinct
-    ids of the batch where the loader has found them; the model finds them itself otherwise.
+    ids of the batch if the loader provides them; otherwise, the model computes them.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -164,17 +165,17 @@ class CausalLM(nn.Module):
         inverse: Tensor | None = None,
         output: Output = "loss",
     ) -> Tensor | TokenScores:
-        """The training loss, or with `output` what `LMHead.forward` gives under that name.
+        """The training loss, or another `output` of `LMHead.forward`.
 
         Args:
             input_ids: `[B, T]` int64.
-            targets: `[B, T]` int64, `IGNORE` where not scored.
+            targets: `[B, T]` int64, `IGNORE` for excluded positions.
             unique_ids: see the class.
             inverse: see the class.
             output: "loss", "scores" or "logits".
 
         Returns:
-            For "loss" the sum of NLL over the targets in nats, an fp32 scalar.
+            For "loss", the sum of NLL over the targets in nats, an fp32 scalar.
 
         Raises:
             IndexError: a token id outside the vocabulary.
@@ -189,7 +190,8 @@ class CausalLM(nn.Module):
         unique_ids: Tensor | None = None,
         inverse: Tensor | None = None,
     ) -> TokenScores:
-        """NLL and greediness per target, without gradient, vocabulary logits in bounded chunks."""
+        """NLL and correctness of the greedy prediction per target, without gradient; logits in
+        chunks."""
         return self(input_ids, targets, unique_ids, inverse, output="scores")
 
     @torch.no_grad()
@@ -200,11 +202,11 @@ class CausalLM(nn.Module):
     def hidden(
         self, input_ids: Tensor, unique_ids: Tensor | None = None, inverse: Tensor | None = None
     ) -> Tensor:
-        """Final hidden states `[B, T, D]`, what the head classifies."""
+        """Final hidden states `[B, T, D]`, the input of the head."""
         return self.model(input_ids, unique_ids, inverse)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        """Keeps a tied head tied where `fn` makes new parameters (leaving the meta device)."""
+        """Keeps a tied head tied if `fn` creates new parameters (leaving the meta device)."""
         super()._apply(fn, recurse)
         if self.lm_head.tied:
             weight = self.model.embed_tokens.output_weight

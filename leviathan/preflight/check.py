@@ -44,7 +44,7 @@ class CheckOptions:
 
 
 def check(config: RunConfig, asked: CheckOptions) -> Report:
-    """Runs all checks. Writes nothing but the small files of a remote dataset."""
+    """Runs all checks. Writes only the small files of a remote dataset."""
     report, world = Report(), asked.world_size
     report.figures["world_size"] = world
     report.add("configuration", "ok", "all keys and values are valid")

@@ -169,7 +169,7 @@ def _steps(report: Report, plan: RunPlan, mesh: Mesh, engine: Engine) -> float:
 
 
 def _memory(report: Report, plan: RunPlan, mesh: Mesh) -> None:
-    """Reports the peak of allocated CUDA memory beside the estimate."""
+    """Reports the peak of allocated CUDA memory together with the estimate."""
     peak = max(mesh.gather(torch.cuda.max_memory_allocated()))
     room = torch.cuda.get_device_properties(mesh.device).total_memory
     expected = memory(plan.config.model, parallel_layout(plan.config, plan.world_size)).total
@@ -204,7 +204,7 @@ def _save(
 def _scratch_dir(config: RunConfig, mesh: Mesh) -> Iterator[Path]:
     """A temporary directory on the filesystem of the run directory.
 
-    Its name is fixed, so that the next probe removes what a killed one left.
+    Its name is fixed, so that the next probe removes the file of a killed one.
     """
     folder = Path()
     with mesh.sync_errors():

@@ -177,7 +177,7 @@ def check_checkpoints(report: Report, config: RunConfig, world_size: int = 1) ->
 
 
 def check_run_dir(report: Report, config: RunConfig, info: DatasetInfo | None) -> None:
-    """Checks that the run directory is writable and unlocked, and what it contains."""
+    """Checks that the run directory is writable, unlocked and compatible with the run."""
     there = complete_checkpoints(config.run_dir)
     existing = existing_folder(config.run_dir)
     if not (existing.is_dir() and os.access(existing, os.W_OK)):

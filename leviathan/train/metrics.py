@@ -150,7 +150,7 @@ class Metrics:
         return self._steps_left * tokens_per_step / rate if rate and self._steps_left >= 0 else None
 
     def note(self, stats: StepStats) -> str:
-        """The text beside the progress bar: smoothed loss, throughput, MFU and ETA."""
+        """The text next to the progress bar: smoothed loss, throughput, MFU and ETA."""
         loss = stats.loss if self._smooth is None else self._smooth
         return " · ".join([f"smoothed loss {loss:.4f}", *self._speed(stats)])
 
@@ -217,7 +217,7 @@ class Metrics:
         self._restart_clock()
 
     def write(self, **values: Any) -> None:
-        """Appends one object; what is not a number in JSON becomes null.
+        """Appends one object; values that JSON does not represent (NaN, infinity) become null.
 
         Raises:
             LeviathanError: the file cannot be written.

@@ -14,7 +14,7 @@ METRICS = "metrics.jsonl"
 
 
 def append(path: Path, values: dict[str, Any]) -> None:
-    """Adds one object; what is not a number in JSON must have become null before (`plain`).
+    """Adds one object, in which NaN and infinity must already be null (`plain`).
 
     Raises:
         LeviathanError: the file cannot be written.

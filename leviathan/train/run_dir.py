@@ -91,7 +91,7 @@ def find_resume_point(config: RunConfig, info: DatasetInfo, mesh: Mesh) -> Resum
             resume_point_of(config, info, checkpoint) if checkpoint else new_resume_point(config)
         )
     with mesh.sync_errors():
-        if mesh.rank == 0:  # only here, so that a refused run changes nothing
+        if mesh.rank == 0:  # only here, so that a rejected run leaves it unchanged
             clean_up(config.run_dir, step_of(checkpoint) if checkpoint else 0)
     return start
 

@@ -1,6 +1,6 @@
 """Stopping by signals: the handler sets a flag, and the loop stops after the current step.
 
-The end of the launcher counts as a signal, because nothing could stop its ranks afterwards.
+The end of the launcher counts as a signal, because its ranks could not be stopped afterwards.
 """
 
 import signal

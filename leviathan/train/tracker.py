@@ -57,7 +57,7 @@ class Tracker:
         config: the run.
         run_id: kept over restarts.
         step: finished steps; what a former start logged beyond them is repeated.
-        about: facts to stand beside the configuration: code, data, machine.
+        about: properties in addition to the configuration: code, data, hardware.
     """
 
     def __init__(self, config: RunConfig, run_id: str, step: int, about: dict[str, Any]) -> None:
@@ -129,7 +129,7 @@ class _Wandb:
     """One wandb run per run, over all its restarts.
 
     Its history only grows, so a step that is repeated is not sent twice: the values are the same.
-    What was sent is in tracking.json; what was not, from before this start, is sent now.
+    tracking.json records the last step that was sent; missing earlier steps are sent now.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Corpus → dataset: find files, read documents, tokenize file by file, pack into MDS rows."""
+"""Corpus → dataset: finds files, reads documents, tokenizes file by file, and packs MDS samples."""
 
 from leviathan.data.prepare.merge import merge
 from leviathan.data.prepare.pipeline import prepare

@@ -1,4 +1,4 @@
-"""Finished parts → the finished dataset: layouts, shards, counts, tokenizer, `dataset.json`."""
+"""Builds the dataset from tokenized files: index, shards, counts, tokenizer, `dataset.json`."""
 
 import hashlib
 import io
@@ -36,13 +36,13 @@ from leviathan.files import write_atomic
 
 @dataclass(frozen=True)
 class DatasetSpec:
-    """What a dataset is made of, and what is to be said of it.
+    """Input of `build_dataset`: tokenized files, selections and description.
 
     Attributes:
-        subsets: names; their places are the numbers that `Part.subset_of` gives.
-        made_of: JSON that changes whenever other shards would come out.
-        choices: what goes into each split.
-        rejects: the content of `rejects.jsonl`, if there is any.
+        subsets: names; their indices are the numbers in `Part.subset_of`.
+        made_of: JSON that differs if the shards would differ.
+        choices: the documents of each split.
+        rejects: the content of `rejects.jsonl`, if any.
     """
 
     tokenizer: Tokenizer
@@ -58,11 +58,11 @@ class DatasetSpec:
 
 
 class EmptyTrainingSplit(DataError):
-    """Every document is held out, or of a subset that is omitted."""
+    """All documents are held out or in an omitted subset."""
 
 
 def build_dataset(recipe: DatasetSpec, ledger: WorkDir, pool: Pool) -> DatasetInfo:
-    """Writes the dataset that `recipe` describes; `dataset.json` last.
+    """Writes a dataset; `dataset.json` last.
 
     Raises:
         EmptyTrainingSplit: the training split would be empty.
@@ -107,7 +107,7 @@ def build_dataset(recipe: DatasetSpec, ledger: WorkDir, pool: Pool) -> DatasetIn
         empty=sum(source.empty for source in recipe.sources),
         duplicates=recipe.duplicates,
         rejected=sum(source.rejected for source in recipe.sources),
-        dropped_tail_tokens=0,  # the tail is padded, never dropped
+        dropped_tail_tokens=0,  # the last sample is padded, never dropped
         sources=recipe.sources,
         config=recipe.config,
     )
@@ -123,7 +123,7 @@ def fingerprint(
     subsets: Sequence[str],
     splits: Mapping[str, SplitInfo],
 ) -> str:
-    """sha256 over what the dataset says: tokenizer, row length, subsets and every shard's hash."""
+    """SHA-256 over the tokenizer, the sample length, the subsets and every shard's hash."""
     shards = {
         name: [shard.raw_data.hashes.sha256 for shard in read_index(out / name)]
         for name in sorted(splits)
@@ -133,7 +133,7 @@ def fingerprint(
 
 
 def epochs(mixing: Mapping[str, float], subsets: Sequence[str]) -> np.ndarray | None:
-    """How often each subset is taken, float64 [subsets]; None: all of them once.
+    """Epochs of each subset, float64 [subsets]; None: one of each.
 
     Raises:
         DataError: `mixing` names a subset that the corpus does not have.
@@ -150,9 +150,9 @@ def epochs(mixing: Mapping[str, float], subsets: Sequence[str]) -> np.ndarray | 
 
 
 def _lay_out_all(recipe: DatasetSpec) -> dict[str, StreamIndex]:
-    total = sum(part.documents for part in recipe.parts)  # each looked at once a split
+    total = sum(part.documents for part in recipe.parts)  # each is read once per split
     layouts: dict[str, StreamIndex] = {}
-    with progress_bar("laying out (documents)", total=total) as bar:
+    with progress_bar("indexing (documents)", total=total) as bar:
         for name, choice in recipe.choices.items():
             layout = index_stream(
                 recipe.parts,
@@ -165,15 +165,15 @@ def _lay_out_all(recipe: DatasetSpec) -> dict[str, StreamIndex]:
             elif choice.split == TRAIN:
                 raise EmptyTrainingSplit(
                     "prep.nothing_to_train_on",
-                    "no documents are left for training, all of them are held out or omitted: "
-                    "hold out fewer (validation.paths, validation.fraction), raise the weights of "
-                    "mixing, or add files to source.paths",
+                    "no documents are left for training: all of them are held out or omitted. "
+                    "Hold out fewer (validation.paths, validation.fraction), raise the weights "
+                    "of mixing, or add files to source.paths",
                 )
     return layouts
 
 
 def split_selections(of_training: np.ndarray | None = None) -> dict[str, Selection]:
-    """The training split with its weights, and the whole of the validation split."""
+    """The training split with its weights, and the complete validation split."""
     return {"train": Selection(TRAIN, of_training), "val": Selection(VAL)}
 
 

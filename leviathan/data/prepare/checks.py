@@ -1,4 +1,4 @@
-"""What a corpus is found to be like: too bad to continue with, or worth a warning."""
+"""Checks of the tokenized corpus: errors that end the preparation, and warnings."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -12,21 +12,21 @@ from leviathan.data.prepare.records import rejected_records
 from leviathan.data.prepare.tokenize import TokenizedFileInfo
 from leviathan.errors import DataError
 
-# max_reject_fraction counts from here on: of five lines, one bad one says nothing yet.
+# Minimum number of lines for max_reject_fraction: one bad line of five proves nothing.
 FEW_REJECTS = 100
 
 
 def check_rejects(parts: Mapping[Path, TokenizedFileInfo], limit: float, share: float = 1) -> None:
-    """Ends a hopeless preparation.
+    """Stops the preparation if too many records are rejected.
 
     Args:
-        parts: finished ones by their folders, in order.
-        limit: on bad lines over lines.
-        share: of the corpus that they are of. The rest is taken to have as many lines and no bad
-            one, so that the order in which files are done decides nothing.
+        parts: tokenized files by directory, in order.
+        limit: maximum fraction of rejected records.
+        share: fraction of the corpus in `parts`. The rest is assumed to have proportionally many
+            lines and none rejected, so that the result does not depend on the order of files.
 
     Raises:
-        DataError: more of the lines are bad than `limit` allows.
+        DataError: more than `limit` of the records are rejected.
     """
     rejected = sum(info.rejected for info in parts.values())
     lines = rejected + sum(info.documents + info.empty for info in parts.values())
@@ -36,24 +36,24 @@ def check_rejects(parts: Mapping[Path, TokenizedFileInfo], limit: float, share: 
             first = json.loads(file.readline())
         raise DataError(
             "prep.too_many_rejects",
-            f"{rejected:,} of {lines:,} lines are bad, more than max_reject_fraction={limit}; the "
-            f"first is {first['file']}:{first['line']}: {first['reason']}. Finished files are "
-            "kept: repair the bad ones, or raise max_reject_fraction, and run the same "
-            "`leviathan prep` again",
+            f"{rejected:,} of {lines:,} records were rejected, more than "
+            f"max_reject_fraction={limit}; the first is {first['file']}:{first['line']}: "
+            f"{first['reason']}. Tokenized files are kept. Repair the input or raise "
+            "max_reject_fraction, then run the same command to resume",
         )
 
 
 def _check_names_exist(infos: Sequence[TokenizedFileInfo], config: PrepConfig) -> None:
-    """Points out names in `source.subsets` that no document has."""
+    """Warns about names in `source.subsets` that no document has."""
     seen = {name for info in infos for name in [*info.subsets, *info.excluded]}
     for name in [*config.source.subsets.include, *config.source.subsets.exclude]:
         if name not in seen:
             hint = did_you_mean(name, seen, f"found {', '.join(sorted(seen)[:30])}")
-            say(f"warning: source.subsets: no document of {name!r}; {hint}", style="yellow")
+            say(f"warning: source.subsets: no document is in {name!r}; {hint}", style="yellow")
 
 
 def _check_records_name_subsets(infos: Sequence[TokenizedFileInfo], config: PrepConfig) -> None:
-    """Warns about records without a subset name: invalid names, all of a file, or all records.
+    """Warns about records without a subset name: invalid names, complete files, or all records.
 
     Raises:
         DataError: no record of the corpus has a subset name, but the configuration selects or
@@ -124,13 +124,13 @@ def _refuse_filters_without_names(infos: Sequence[TokenizedFileInfo], config: Pr
         f"{' and '.join(keys)} cannot be applied: {of} a subset name at {_subset_place(config)}, "
         f"so all count as {config.source.default_subset!r}. Set source.subset_key "
         "(source.hub.subset_column) to the column or path of the names, or remove "
-        f"{' and '.join(keys)}; then remove the folder {config.out}, whose files were tokenized "
+        f"{' and '.join(keys)}; then remove the directory {config.out}, whose files were tokenized "
         "with these settings, or choose another out",
     )
 
 
 def _subset_place(config: PrepConfig) -> str:
-    """The configuration key of the place of subset names, and its value."""
+    """The configuration key of the location of subset names, and its value."""
     hub = config.source.hub
     if hub is not None and hub.subset_column is not None:
         return f"source.hub.subset_column={hub.subset_column}"
@@ -138,10 +138,10 @@ def _subset_place(config: PrepConfig) -> str:
 
 
 def check_documents(infos: Sequence[TokenizedFileInfo], config: PrepConfig) -> None:
-    """Points out what is odd about the corpus.
+    """Warns about anomalies of the corpus.
 
     Raises:
-        DataError: there are no documents in it, or no record has a subset name while subsets are
+        DataError: it contains no documents, or no record has a subset name although subsets are
             selected or weighted.
     """
     documents = sum(info.documents for info in infos)
@@ -149,8 +149,8 @@ def check_documents(infos: Sequence[TokenizedFileInfo], config: PrepConfig) -> N
     if not any(info.bytes for info in infos):
         raise DataError(
             "prep.no_documents",
-            f"no documents in {', '.join(info.path for info in infos[:5])}: only empty files "
-            "(0 bytes); download or copy them again",
+            f"no documents in {', '.join(info.path for info in infos[:5])}: only empty files (0 "
+            "bytes). Download or copy them again",
         )
     _check_records_name_subsets(infos, config)
     if not documents:
@@ -165,16 +165,16 @@ def check_documents(infos: Sequence[TokenizedFileInfo], config: PrepConfig) -> N
     for info in infos:
         if not info.documents:
             why = "" if info.bytes else ": it is empty (0 bytes)"
-            say(f"warning: {info.path} holds no documents{why}", style="yellow")
+            say(f"warning: {info.path} contains no documents{why}", style="yellow")
         elif info.content in seen:
             former = seen[info.content]
             trained_on = (
-                ": the validation loss is measured on texts that are trained on"
+                ": the validation loss is computed on training texts"
                 if former.split != info.split
                 else ""
             )
             say(
-                f"warning: {info.path} holds the same texts as {former.path}{trained_on}",
+                f"warning: {info.path} contains the same texts as {former.path}{trained_on}",
                 style="yellow",
             )
         seen.setdefault(info.content, info)
@@ -185,11 +185,11 @@ def check_documents(infos: Sequence[TokenizedFileInfo], config: PrepConfig) -> N
 def check_validation(
     infos: Sequence[TokenizedFileInfo], made: DatasetInfo, config: PrepConfig
 ) -> None:
-    """Points out that the fraction to be held out came to nothing."""
+    """Warns if the validation fraction selected no document."""
     if "val" not in made.splits and any(info.split == "hash" for info in infos):
         say(
             f"warning: validation.fraction={config.validation.fraction} held out none of "
-            f"{made.documents:,} documents, so there is no validation split: raise it, or name "
-            "files in validation.paths",
+            f"{made.documents:,} documents, so that there is no validation split. Raise it, or "
+            "set validation.paths",
             style="yellow",
         )

@@ -1,8 +1,8 @@
-"""Finds exactly equal texts among all parts, in bounded memory.
+"""Finds duplicate texts among all tokenized files, in bounded memory.
 
-Digests are first sorted into files by their leading bits, about a million to a file, and then
-looked at file by file: about 100 MB of memory for up to half a billion documents, and 25 bytes a
-document on the disk meanwhile.
+Digests are first partitioned into files by their leading bits, about a million per file, and then
+sorted file by file: about 100 MB of memory for up to half a billion documents, and 25 bytes per
+document of temporary disk space.
 """
 
 import shutil
@@ -17,22 +17,22 @@ from leviathan.data.prepare.stream_index import SLICE_DOCUMENTS, Kept, Tokenized
 from leviathan.data.prepare.tokenize import TRAIN
 
 _BUCKET_DOCUMENTS = 1 << 20
-_MOST_BUCKETS = 512  # files open at once
+_MOST_BUCKETS = 512  # maximum number of open files
 
 _RECORD = np.dtype([("digest", "<u8", (2,)), ("document", "<i8"), ("is_training", "u1")])
 
 
 def deduplicate(parts: Sequence[TokenizedFile], folder: Path) -> tuple[list[TokenizedFile], int]:
-    """Marks the documents to keep so that each text stays once.
+    """Marks the documents to keep so that each text occurs once.
 
     A text of the validation split is dropped from training; otherwise the first one stays.
 
     Args:
         parts: in order.
-        folder: where the marks are left (one byte a document), as the file `keep`.
+        folder: directory of the file `keep` with the marks, one byte per document.
 
     Returns:
-        The parts with their marks, and how many documents were dropped.
+        The parts with their marks, and the number of dropped documents.
     """
     totals = [part.documents for part in parts]
     firsts = np.cumsum(totals) - totals
@@ -64,7 +64,7 @@ def deduplicate(parts: Sequence[TokenizedFile], folder: Path) -> tuple[list[Toke
 def _distribute(
     parts: Sequence[TokenizedFile], firsts: np.ndarray, buckets: Path, bits: int
 ) -> None:
-    """Writes the record of each document into the file of its digest's leading `bits`."""
+    """Writes the record of each document to the file of its digest's leading `bits`."""
     with ExitStack() as stack:
         files = [
             stack.enter_context((buckets / f"{number:03}").open("wb"))
@@ -77,7 +77,7 @@ def _distribute(
                 records["digest"] = table["digest"]
                 records["document"] = start + first + np.arange(len(table))
                 records["is_training"] = table["split"] == TRAIN
-                # In two steps, as a shift by all 64 bits is none.
+                # In two steps, because a shift by 64 bits is undefined.
                 bucket = table["digest"][:, 1] >> np.uint64(32) >> np.uint64(32 - bits)
                 order = np.argsort(bucket, kind="stable")
                 ends = np.cumsum(np.bincount(bucket.astype(np.int64), minlength=len(files)))
@@ -86,7 +86,8 @@ def _distribute(
 
 
 def _repeated(records: np.ndarray) -> np.ndarray:
-    """The numbers of the documents that repeat an earlier one, validation being earlier."""
+    """Numbers of the documents that repeat an earlier one; validation documents count as
+    earlier."""
     digest = records["digest"]
     keys = (records["document"], records["is_training"], digest[:, 1], digest[:, 0])
     ordered = records[np.lexsort(keys)]

@@ -1,4 +1,4 @@
-"""What a preparation will need on the disk, said before it begins."""
+"""Estimates the disk space of a preparation before it starts."""
 
 import shutil
 from collections.abc import Sequence
@@ -18,19 +18,19 @@ from leviathan.errors import DataError
 from leviathan.formatting import format_bytes
 
 _SAMPLE_DOCUMENTS = 500
-_SAMPLE_CHARACTERS = 200_000  # tokenized: 0.1 s
-_ROW_OVERHEAD = 36  # bytes of a row beside its tokens
+_SAMPLE_CHARACTERS = 200_000  # bytes of text to tokenize: 0.1 s
+_ROW_OVERHEAD = 36  # bytes per sample in addition to its tokens
 _RECORD = DOCUMENT_DTYPE.itemsize
 
 
 @dataclass(frozen=True)
 class DiskUse:
-    """Bytes that a preparation will take, estimated.
+    """Estimated disk space of a preparation, in bytes.
 
     Attributes:
         parts: the tokenized files, kept until the end.
         data_set: the shards.
-        free: bytes free where they will lie.
+        free: free bytes of the filesystem.
     """
 
     parts: int
@@ -39,7 +39,7 @@ class DiskUse:
 
     @property
     def fits(self) -> bool:
-        """Whether both have room beside each other."""
+        """Whether both fit at the same time."""
         return self.parts + self.data_set <= self.free
 
 
@@ -51,18 +51,18 @@ def announce(
     epochs: float,
     out: Path,
 ) -> DiskUse | None:
-    """Estimates the disk use from the beginning of a file and says it.
+    """Estimates the disk space from the beginning of a file and prints it.
 
     Args:
-        pending: what is still to be tokenized.
-        packed: what will be packed into shards here.
-        tokenizer: of the dataset.
-        seq_len: of the dataset.
-        epochs: how often a document is taken at most (mixing).
-        out: the dataset's folder.
+        pending: tasks that are not tokenized yet.
+        packed: tasks that will be packed into shards by this process.
+        tokenizer: tokenizer of the dataset.
+        seq_len: targets per sample.
+        epochs: maximum epochs of a document (mixing).
+        out: output directory.
 
     Returns:
-        The estimate; None where sizes are not known or nothing can be read.
+        The estimate; None if sizes are unknown or no text can be read.
     """
     sources = [task.source for task in pending]
     sizes = [[source.size() for source in each] for each in (sources, packed)]
@@ -71,7 +71,7 @@ def announce(
     try:
         sample = _sample(pending[0], tokenizer)
     except DataError:
-        return None  # told by the preparation itself, with file and line
+        return None  # reported by the preparation itself, with file and line
     if sample is None:
         return None
     to_tokenize, to_pack = (sum(filter(None, each)) for each in sizes)
@@ -89,8 +89,8 @@ def announce(
     )
     if not use.fits:
         say(
-            "warning: this will not fit. Free some space, choose another out, or let slices write "
-            "their parts to disks of their own (executor=rank)",
+            "warning: this will not fit. Free some space, choose another out, or let slices "
+            "write their parts to separate disks (executor=rank)",
             style="yellow",
         )
     return use
@@ -98,14 +98,14 @@ def announce(
 
 @dataclass(frozen=True)
 class _Sample:
-    """What is in a stored byte."""
+    """Tokens and bytes of text per stored byte."""
 
     tokens: float
     documents: float
 
 
 def _sample(task: TokenizeTask, tokenizer: Tokenizer) -> _Sample | None:
-    """A look at the beginning of a task's source."""
+    """Statistics of the beginning of a task's source."""
     stored = characters = encoded = tokens = documents = 0
 
     def on_bytes(count: int) -> None:

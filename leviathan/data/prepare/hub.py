@@ -1,4 +1,4 @@
-"""Datasets of the Hugging Face Hub, read as a stream: one of their shards is one task."""
+"""Datasets of the Hugging Face Hub, read as a stream; each of their shards is one task."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -22,10 +22,10 @@ from leviathan.errors import DataError
 
 @dataclass(frozen=True)
 class HubSource(Source):
-    """One shard of one split of a dataset, at one version of it.
+    """One shard of one split of a dataset, at one version.
 
     Attributes:
-        origin: what the version is known by: the commit, or the state of a local folder's files.
+        origin: identifies the version: the commit, or the state of a local directory's files.
     """
 
     hub: HubConfig
@@ -50,13 +50,13 @@ class HubSource(Source):
 
     @property
     def reading(self) -> dict[str, str]:
-        """Where text and subset stand, for `Reading`."""
+        """Location of text and subset, for `RecordSchema`."""
         keys = {"text_key": self.hub.text_column}
         return keys | ({"subset_key": self.hub.subset_column} if self.hub.subset_column else {})
 
 
 def find_hub(hub: HubConfig, key: str = "source.hub") -> list[Source]:
-    """The shards of a Hub dataset, or of a local folder that `datasets` can load.
+    """Lists the shards of a Hub dataset, or of a local directory that `datasets` can load.
 
     With several splits (`train+test`, `all`), the shards are ordered by split.
 
@@ -65,7 +65,8 @@ def find_hub(hub: HubConfig, key: str = "source.hub") -> list[Source]:
         key: its key in the configuration, for messages.
 
     Raises:
-        DataError: no such dataset, configuration, split or column, or no network.
+        DataError: the dataset, configuration, split or column does not exist, or the Hub is
+            unreachable.
     """
     builder = _builder(hub, hub.revision, key)
     sources: list[Source] = []
@@ -100,13 +101,13 @@ def _split_names(builder: Any, hub: HubConfig, key: str) -> list[str]:
 def read_hub(
     source: HubSource, reading: RecordSchema, on_bytes: Callable[[int], Any] | None, digest: Any
 ) -> Iterator[Document | RejectedRecord]:
-    """The documents of one shard; `line` counts its rows."""
+    """Yields the documents of one shard; `line` counts its records."""
     builder = _builder(source.hub, source.hub.revision)
     stream = _stream(builder, source.hub)
     if (stream.num_shards, _origin(builder, source.hub)) != (source.count, source.origin):
         raise DataError(
             "hub.changed",
-            f"{source.name}: the dataset has changed meanwhile: run the command again",
+            f"{source.name}: the dataset has changed since it was listed. Run the command again",
         )
     rows = iter(stream.shard(num_shards=source.count, index=source.index))
     number = 0
@@ -115,10 +116,10 @@ def read_hub(
             row = next(rows)
         except StopIteration:
             return
-        except Exception as error:  # what a damaged shard raises depends on its format
+        except Exception as error:  # the exception of a corrupt shard depends on its format
             raise DataError(
                 "hub.unreadable",
-                f"{source.name}: cannot be read after row {number:,} ({_reason(error)})",
+                f"{source.name}: cannot be read after record {number:,} ({_reason(error)})",
             ) from None
         number += 1
         try:
@@ -144,7 +145,7 @@ def _builder(hub: HubConfig, revision: str | None, key: str = "source.hub") -> A
     datasets.disable_progress_bars()
     try:
         return datasets.load_dataset_builder(hub.id, hub.config, revision=revision)
-    except Exception as error:  # from the Hub, from the network, from the dataset's own format
+    except Exception as error:  # from the Hub, from the network, or from the dataset's format
         raise DataError(
             "hub.not_loaded", f"{key} {hub.id}: cannot be loaded ({_reason(error)})"
         ) from None
@@ -162,7 +163,7 @@ def _stream(builder: Any, hub: HubConfig, key: str = "source.hub") -> Any:
 def _origin(builder: Any, hub: HubConfig) -> str:
     files = builder.config.data_files
     known = [list(map(str, found)) for found in files[hub.split].origin_metadata] if files else []
-    if Path(hub.id).is_dir():  # only the time of change is recorded there
+    if Path(hub.id).is_dir():  # only the modification time is recorded there
         known += [[name, str(Path(name).stat().st_size)] for name in files[hub.split]]
     return hashlib.sha256(repr([known, builder.hash]).encode()).hexdigest()[:32]
 

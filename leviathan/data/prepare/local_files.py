@@ -1,7 +1,7 @@
-"""Local files in a folder or of a glob pattern, and whether two paths refer to the same file.
+"""Local files in a directory or of a glob pattern, and whether two paths refer to the same file.
 
-Symbolic links to folders are followed, each folder once. Skipped entries (broken links, devices)
-are collected for the caller to report.
+Symbolic links to directories are followed, each directory once. Skipped entries (broken links,
+devices) are collected for the caller to report.
 """
 
 import glob
@@ -22,7 +22,7 @@ class Listing:
 
     Attributes:
         files: the regular files.
-        left_out: entries that are neither a file nor a folder, each with the reason.
+        left_out: entries that are neither a file nor a directory, each with the reason.
     """
 
     files: list[Path] = field(default_factory=list)
@@ -42,10 +42,10 @@ class Listing:
 
 
 def list_local(path: Path) -> Listing | None:
-    """The files below a folder or of a glob pattern; None for anything else.
+    """Lists the files below a directory or of a glob pattern; None for anything else.
 
     Raises:
-        DataError: a folder cannot be read.
+        DataError: a directory cannot be read.
     """
     if path.is_dir():
         return _list_folder(path)
@@ -73,7 +73,8 @@ def _glob(pattern: Path) -> Iterator[str]:
 
 
 def _folders_below(folder: Path, above: tuple[tuple[int, int], ...]) -> Iterator[Path]:
-    """A folder and the folders below it, including links, but no folder inside itself."""
+    """Yields a directory and the directories below it, including links, but no directory inside
+    itself."""
     try:
         status = folder.stat()
         if not folder.is_dir() or (status.st_dev, status.st_ino) in above:
@@ -90,13 +91,13 @@ def _folders_below(folder: Path, above: tuple[tuple[int, int], ...]) -> Iterator
 def _unreadable(folder: Path, error: OSError) -> DataError:
     return DataError(
         "source.unreadable",
-        f"{printable(str(folder))}: this folder cannot be read ({error.strerror}): make it "
+        f"{printable(str(folder))}: this directory cannot be read ({error.strerror}). Make it "
         "readable, or give the paths of the files to read",
     )
 
 
 def _list_folder(folder: Path) -> Listing:
-    """Lists real folders before linked ones, so that files get their real path if possible."""
+    """Lists real directories before linked ones, so that files get their real path if possible."""
     listing, seen, links = Listing(), set[tuple[int, int]](), [folder]
     while links:
         pending, links = sorted(links), []
@@ -106,9 +107,10 @@ def _list_folder(folder: Path) -> Listing:
 
 
 def _walk(top: Path, listing: Listing, seen: set[tuple[int, int]]) -> Iterator[Path]:
-    """Lists a folder and the real folders in it; yields the links to folders that it finds.
+    """Lists a directory and the real directories in it; yields the links to directories that it
+    finds.
 
-    Folders are identified by device and inode, so cycles of links end.
+    Directories are identified by device and inode, so cycles of links end.
     """
     folders, links = [top], list[Path]()
     while folders:
@@ -124,7 +126,7 @@ def _walk(top: Path, listing: Listing, seen: set[tuple[int, int]]) -> Iterator[P
         for entry in entries:
             try:
                 is_file, is_folder = entry.is_file(), entry.is_dir()
-            except OSError:  # a link to itself, or into an unreadable folder
+            except OSError:  # a link to itself, or into an unreadable directory
                 is_file = is_folder = False
             if is_file:
                 listing.files.append(Path(entry.path))
@@ -140,7 +142,7 @@ class FileIdentity:
     """The resolved path of a file, equal for all spellings of its path."""
 
     def __init__(self) -> None:
-        self._folders: dict[Path, Path] = {}  # resolving the folder of every file is slow
+        self._folders: dict[Path, Path] = {}  # resolving the directory of every file is slow
 
     def of(self, path: Path | str) -> str:
         """The resolved path."""

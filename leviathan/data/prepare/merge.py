@@ -1,4 +1,4 @@
-"""`leviathan data merge`: packs what slices of a preparation have left, wherever they ran."""
+"""`leviathan data merge`: packs the tokenized files of all slices of a preparation."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -26,14 +26,14 @@ from leviathan.errors import DataError
 
 
 def merge(out: Path, others: Sequence[Path], workers: int = 1) -> dict[str, Any]:
-    """Packs the parts that slices have left in `out`, or in folders of their own.
+    """Packs the files that slices have tokenized, in `out` or in separate directories.
 
     Returns:
         `DatasetInfo.summary()` of the finished dataset in `out`.
 
     Raises:
-        DataError: a part is missing, a slice is still at work, or the folders do not belong
-            together.
+        DataError: a file is not tokenized, a slice is still running, or the directories belong to
+            different preparations.
     """
     if is_finished(out):
         info = DatasetInfo.load(out)
@@ -41,14 +41,15 @@ def merge(out: Path, others: Sequence[Path], workers: int = 1) -> dict[str, Any]
             if folder.resolve() != out.resolve():
                 _check_merged(folder, info, out)
         tidy(out)
-        say(f"{out} is complete: {info.splits['train'].rows:,} training rows. Nothing to do.")
+        say(f"{out} is complete: {info.splits['train'].rows:,} training samples. Nothing to do.")
         return info.summary()
     begun = [folder for folder in (out, *others) if (folder / WORK_FOLDER).is_dir()]
     if missing := {out, *others} - set(begun) - {out}:
         raise _no_slice(min(missing))
     if not begun:
         raise DataError(
-            "merge.no_slices", f"{out} holds no slices: run `leviathan prep … executor=rank` first"
+            "merge.no_slices",
+            f"{out} contains no slices. Run `leviathan prep … executor=rank` first",
         )
     with ExitStack() as stack:
         for folder in dict.fromkeys([out, *begun]):
@@ -63,7 +64,7 @@ def merge(out: Path, others: Sequence[Path], workers: int = 1) -> dict[str, Any]
             request["config"] | {"out": out, "workers": workers}, strict=False
         )
         folders, infos = _gather(request["inputs"], works, config)
-        # `out` itself has none where an earlier merge was stopped before it was done.
+        # `out` itself has none if an earlier merge was interrupted.
         tokenizer = load_tokenizer(next(w for w in works if (w / TOKENIZER).is_dir()) / TOKENIZER)
         ledger = stack.enter_context(WorkDir(out, identity, shared=True))
         ledger.record(request)
@@ -75,19 +76,19 @@ def _no_slice(folder: Path) -> DataError:
     if not folder.exists():
         return DataError(
             "merge.not_found",
-            f"{folder} does not exist: name the folders that slices were written to",
+            f"{folder} does not exist. Give the output directories of the slices",
         )
     return DataError(
         "merge.no_slices",
-        f"{folder} holds no slice: it was not made by `leviathan prep executor=rank`",
+        f"{folder} contains no slice: it is not the output of `leviathan prep executor=rank`",
     )
 
 
 def _check_merged(folder: Path, info: DatasetInfo, out: Path) -> None:
-    """Refuses a folder whose slices are not those that the finished `out` was made of.
+    """Checks that the slices in a directory are those of the finished `out`.
 
     Raises:
-        DataError: there are no slices in it, or those of something else.
+        DataError: it contains no slices, or those of another preparation.
     """
     work = folder / WORK_FOLDER
     if not (work / "request.json").is_file():
@@ -100,15 +101,15 @@ def _check_merged(folder: Path, info: DatasetInfo, out: Path) -> None:
     if info.config | tokenizer != request["config"] | fingerprint or made_of != wanted:
         raise DataError(
             "merge.other_config",
-            f"{out} is complete, and was made of other files, or with another configuration, than "
-            f"the slices in {folder}: merge those into another folder",
+            f"{out} is complete, but its files or configuration differ from those of the slices "
+            f"in {folder}. Merge those into another directory",
         )
 
 
 def _gather(
     inputs: Sequence[Sequence[Any]], works: Sequence[Path], config: PrepConfig
 ) -> tuple[list[Path], list[TokenizedFileInfo]]:
-    """The folder and description of every input's part, wherever it lies."""
+    """The directory and description of each tokenized input file."""
     folders: list[Path] = []
     infos: list[TokenizedFileInfo] = []
     missing: list[str] = []
@@ -125,12 +126,12 @@ def _gather(
         ):
             raise DataError(
                 "merge.conflicting_parts",
-                f"the parts {', '.join(map(str, found))} contradict each other or are not of "
-                f"{name}: remove them and run their slice again",
+                f"the parts {', '.join(map(str, found))} are inconsistent or not of {name}. "
+                "Remove them and run their slices again",
             )
         if info.rejected and config.on_error == "fail":
             raise DataError(
-                "merge.rejects", f"{found[0]} omits bad lines, but on_error=fail is asked for"
+                "merge.rejects", f"{found[0]} omits rejected records, but on_error=fail is set"
             )
         folders.append(found[0])
         infos.append(info)
@@ -138,21 +139,21 @@ def _gather(
         names = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if missing[5:] else "")
         raise DataError(
             "merge.incomplete",
-            f"{len(missing)} of {len(inputs)} files are not tokenized yet: {names}; run the slices "
-            "again that make them, or name the folders that hold them",
+            f"{len(missing)} of {len(inputs)} files are not tokenized yet: {names}. Run their "
+            "slices again, or give the directories that contain them",
         )
     check_rejects(dict(zip(folders, infos, strict=True)), config.max_reject_fraction)
     return folders, infos
 
 
 def _request_of(works: Sequence[Path]) -> dict[str, Any]:
-    """What the slices were asked to make, which must be the same."""
+    """The requests of the slices, which must be equal."""
     requests = [read_work_file(work / "request.json") for work in works]
     for work, request in zip(works, requests, strict=True):
         if request != requests[0]:
             raise DataError(
                 "merge.other_config",
-                f"{work.parent} was made of other files, or with another configuration, than "
-                f"{works[0].parent}: give every slice the same",
+                f"{work.parent} has other input files or another configuration than "
+                f"{works[0].parent}. All slices must have the same",
             )
     return requests[0]

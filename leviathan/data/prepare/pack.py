@@ -1,7 +1,8 @@
-"""A split's stream → its MDS shards, each written by itself, by whichever worker.
+"""Packs the stream of a split into MDS shards; each shard is written independently by any worker.
 
-Shards have a fixed number of rows, so what is in each follows from the layout alone, and neither
-the number of workers nor an interruption changes a byte. A worker holds about two shards.
+Shards have a fixed number of samples, so that their content follows from the stream index alone;
+the number of workers and interruptions do not change it. A worker needs memory for about two
+shards.
 """
 
 from collections.abc import Callable
@@ -31,10 +32,11 @@ _COUNTED_AT_ONCE = 1 << 20
 
 @dataclass(frozen=True)
 class ShardTask:
-    """What one worker needs to know to write one shard.
+    """Input of one worker to write one shard.
 
     Attributes:
-        last: the shard ends the stream; otherwise its last id is the next one's first.
+        last: whether the shard ends the stream; otherwise its last id is the first of the next
+            shard.
     """
 
     path: Path
@@ -48,7 +50,8 @@ class ShardTask:
 
 @dataclass(frozen=True)
 class Packed:
-    """A written shard: its entry for `index.json`, and int64 [vocab_size] how often ids occur."""
+    """A written shard: its entry for `index.json`, and occurrences of each id, int64
+    [vocab_size]."""
 
     entry: dict[str, Any]
     counts: np.ndarray
@@ -66,7 +69,7 @@ def pack(
     """Writes the samples of a split to `out`, and resumes after an interruption.
 
     Returns:
-        The split's size, and int64 [vocab_size] occurrences of each id in its stream.
+        The split's size, and the occurrences of each id in its stream, int64 [vocab_size].
     """
     out.mkdir(exist_ok=True)
     for leftover in out.glob(".*.tmp"):
@@ -105,7 +108,7 @@ def pack(
 def shard_tasks(
     layout: StreamIndex, tokenizer: Tokenizer, seq_len: int, out: Path
 ) -> list[ShardTask]:
-    """The shards of a split, in order."""
+    """The packing tasks of a split, in order."""
     rows = -(-(layout.ids - 1) // seq_len)
     each = samples_per_shard(seq_len, token_dtype(tokenizer.vocab_size))
     tasks: list[ShardTask] = []
@@ -127,7 +130,7 @@ def shard_tasks(
 
 
 def pack_shard(task: ShardTask, on_ids: Callable[[int], Any]) -> Packed:
-    """Writes one shard; one that is there from an earlier run is only read."""
+    """Writes one shard; one of an earlier run is only read."""
     packed = _read_again(task) if task.path.exists() else None
     if packed is None:
         rows, ids = _cut(task)
@@ -138,7 +141,7 @@ def pack_shard(task: ShardTask, on_ids: Callable[[int], Any]) -> Packed:
 
 
 def _read_again(task: ShardTask) -> Packed | None:
-    """What `pack_shard` would return for a shard that is there; None if it is not whole."""
+    """Result of `pack_shard` for an existing shard; None if it is incomplete."""
     dtype = token_dtype(task.vocab_size)
     ids = task.stretch.end - task.stretch.begin
     try:
@@ -154,7 +157,7 @@ def _read_again(task: ShardTask) -> Packed | None:
 
 
 def count_ids(ids: np.ndarray, vocab_size: int) -> np.ndarray:
-    """How often each id occurs; int64 [vocab_size]. Needs memory for a million ids at a time."""
+    """Occurrences of each id; int64 [vocab_size]. Counts a million ids at a time."""
     counts = np.zeros(vocab_size, np.int64)
     for begin in range(0, len(ids), _COUNTED_AT_ONCE):
         counts += np.bincount(ids[begin : begin + _COUNTED_AT_ONCE], minlength=vocab_size)
@@ -162,7 +165,7 @@ def count_ids(ids: np.ndarray, vocab_size: int) -> np.ndarray:
 
 
 def _cut(task: ShardTask) -> tuple[ShardSamples, np.ndarray]:
-    """The rows of a shard, and its ids without padding."""
+    """The samples of a shard, and its ids without padding."""
     found = task.stretch.read()
     starts = np.arange(task.rows) * task.seq_len
     n_valid = np.minimum(task.seq_len + 1, len(found.ids) - starts)
@@ -170,7 +173,7 @@ def _cut(task: ShardTask) -> tuple[ShardSamples, np.ndarray]:
     ids = found.ids
     if missing:
         ids = np.concatenate([ids, np.full(missing, task.padding, ids.dtype)])
-    # A document belongs to every row that holds one of its ids.
+    # A document belongs to every sample that contains one of its ids.
     first = np.searchsorted(found.ends, starts, side="right")
     last = np.searchsorted(found.ends, starts + n_valid - 1, side="right")
     documents = last - first + 1

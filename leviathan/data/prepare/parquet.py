@@ -2,7 +2,7 @@
 
 A path such as `meta.pile_set_name` leads through structs, maps, and strings that contain a JSON
 object; a column may also have the full path as its name. A value that cannot be decoded only
-rejects its row.
+rejects its record.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,12 +31,12 @@ OnBytes = Callable[[int], Any] | None
 def read_parquet(
     source: ByteSource, reading: RecordSchema, on_bytes: OnBytes, digest: Any
 ) -> Iterator[Document | RejectedRecord]:
-    """The documents of a parquet file; `line` is the number of the row.
+    """Yields the documents of a parquet file; `line` is the number of the row.
 
     Raises:
-        DataError: the file is damaged, or has no text column.
+        DataError: the file is corrupt or has no text column.
     """
-    if not isinstance(source, FileSource):  # parquet needs random access: fetch the file once
+    if not isinstance(source, FileSource):  # parquet needs random access: download the file once
         with NamedTemporaryFile(suffix=".parquet") as copy:
             with source.open() as remote:
                 while block := remote.read(BUFFER):
@@ -75,9 +75,9 @@ def _read_local(
                     on_bytes(round(source.size() / total * batch.num_rows))
     except (pyarrow.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
-            raise  # an error of the system; a bad checksum is an OSError without errno
+            raise  # an OS error; a wrong checksum is an OSError without errno
         raise DataError(
-            "source.corrupt", f"{name}: damaged parquet file ({error}); {AGAIN}"
+            "source.corrupt", f"{name}: corrupt parquet file ({error}); {AGAIN}"
         ) from None
 
 

@@ -1,8 +1,8 @@
-"""The whole preparation: `prepare(config)`.
+"""The complete preparation: `prepare(config)`.
 
-Files are tokenized independently (and in parallel) into parts, then packed into shards that are
-independent of each other as well. So the bytes of the dataset follow from the inputs and the
-configuration alone, and a killed run continues with what it had finished.
+Files are tokenized independently and in parallel, then packed into shards, which are independent as
+well. The bytes of the dataset therefore depend only on the inputs and the configuration, and an
+interrupted run resumes with the finished files.
 """
 
 from collections.abc import Iterator, Sequence
@@ -51,9 +51,9 @@ from leviathan.data.prepare.workdir import (
 from leviathan.data.tokenizer import Tokenizer, load_tokenizer
 from leviathan.errors import DataError
 
-# Keys that do not change which bytes are written …
+# Keys that do not change the bytes of the dataset …
 _FREE_KEYS = {"out", "workers", "executor", "backend", "on_error", "max_reject_fraction"}
-# … and one that does not change the parts, so that a slip in it costs no tokenizing.
+# … and one that does not change tokenized files, so that correcting it costs no tokenizing.
 _PACKING_KEYS = {"mixing"}
 _UNSTORED_KEYS = {"out", "workers", "executor", "backend"}
 
@@ -61,16 +61,16 @@ Inputs = list[tuple[Source, Split]]
 
 
 def prepare(config: PrepConfig) -> dict[str, Any]:
-    """Makes the dataset `config.out`, or continues it, or says that it is complete.
+    """Prepares the dataset `config.out`; resumes an interrupted preparation.
 
-    With `executor: rank`, only this process's slice of the input files is tokenized.
+    With `executor: rank`, tokenizes only this process's slice of the input files.
 
     Returns:
-        `DatasetInfo.summary()` of the finished dataset; of a slice, what it holds.
+        `DatasetInfo.summary()` of the finished dataset; for a slice, its statistics.
 
     Raises:
-        DataError: bad input, another configuration's folder, a second writer, a full disk …
-            Nothing that could be taken for a finished dataset is left behind.
+        DataError: the input is invalid, `out` belongs to another configuration, another process is
+            writing to it, or the disk is full. `dataset.json` is not written then.
     """
     part = read_slice() if config.executor == "rank" else None
     inputs = find_splits(config)
@@ -82,7 +82,7 @@ def prepare(config: PrepConfig) -> dict[str, Any]:
         with lock_for_slice(config.out, part.rank, part.world), explain_stop(config.out):
             return _prepare_slice(config, inputs, tokenizer, identity, part)
     with lock_for_writing(config.out):
-        if is_finished(config.out):  # another process finished it between the look and the lock
+        if is_finished(config.out):  # another process finished it before the lock was acquired
             return _already_finished(config, inputs)
         with (
             explain_stop(config.out),
@@ -105,14 +105,14 @@ def _open_pool(config: PrepConfig) -> AbstractContextManager[Pool]:
 
 @contextmanager
 def explain_stop(out: Path) -> Iterator[None]:
-    """Turns a full disk and its like, the user's to fix, into a DataError."""
+    """Converts OS errors, such as a full disk, to DataError."""
     try:
         yield
     except OSError as error:
         raise DataError(
             "prep.stopped",
-            f"preparing {out} stopped: {error}. Finished files are kept: repair the "
-            "cause and run the same command again.",
+            f"preparing {out} stopped: {error}. Finished files are kept. Correct the cause and "
+            "run the same command to resume.",
         ) from error
 
 
@@ -122,7 +122,7 @@ def explain_stop(out: Path) -> Iterator[None]:
 def _begin(
     config: PrepConfig, inputs: Inputs, tokenizer: Tokenizer, ledger: WorkDir
 ) -> list[TokenizeTask]:
-    """Leaves in the work folder what others need to know; one task an input."""
+    """Writes the request of a slice for the merge; returns one task per input."""
     listed = [[source.name, split, source.size()] for source, split in inputs]
     ledger.record({"config": _stored_config(config), "inputs": listed})
     tokenizer.save(ledger.tokenizer)
@@ -160,8 +160,9 @@ def _prepare_slice(
         infos = _tokenize_all(mine, [], tokenizer, ledger, config, pool)
         ledger.mark_slice(part.rank, part.world, done=True)
     say(
-        f"slice {part.rank} of {part.world}: {len(infos)} of {len(tasks)} files are done; after "
-        f"the last slice, run `leviathan data merge {config.out} [the other slices' folders]`"
+        f"slice {part.rank} of {part.world}: {len(infos)} of {len(tasks)} files are tokenized. "
+        f"After the last slice, run `leviathan data merge {config.out} [the other slices' "
+        "directories]`"
     )
     return {
         "slice": part.rank,
@@ -180,20 +181,21 @@ def _tokenize_all(
     config: PrepConfig,
     pool: Pool,
 ) -> list[TokenizedFileInfo]:
-    """Makes the part of every task that has none yet; says before what the disk must hold.
+    """Tokenizes the files that are not tokenized yet; prints the required disk space first.
 
     Returns:
-        One description a task, in order.
+        One description per task, in order.
 
     Raises:
-        DataError: a file is damaged, a line is bad and `on_error` is fail, or too many are bad.
+        DataError: a file is corrupt, a record is rejected with `on_error=fail`, or too many are
+            rejected.
     """
     ledger.clear_leftovers([task for _, task in tasks])
     done = {index: info for index, task in tasks if (info := ledger.finished(task))}
     if done:
-        say(f"continuing: {len(done)} of {len(tasks)} files were already tokenized")
+        say(f"resuming: {len(done)} of {len(tasks)} files were already tokenized")
     sizes = {index: task.source.size() or 0 for index, task in tasks}
-    # The largest first, so that no worker begins a long one when the others are done.
+    # The largest first, so that no worker starts a long one when the others have finished.
     pending = dict(
         sorted(
             ((index, task) for index, task in tasks if index not in done),
@@ -209,7 +211,7 @@ def _tokenize_all(
         config.out,
     )
     if pending:
-        # Made once, told once, and there at once in processes that are forked now.
+        # Created once, warns once, and is inherited by processes that are forked now.
         backend = remember_encoder(tokenizer, config.backend)
         pending = {index: replace(task, backend=backend) for index, task in pending.items()}
     if len(pending) > 1:
@@ -220,7 +222,7 @@ def _tokenize_all(
         def finish(index: int, info: TokenizedFileInfo) -> None:
             done[index] = info
             bar.advance(0, note=f"{len(done)}/{len(tasks)} files")
-            if packed:  # one slice cannot know how many good lines the others have
+            if packed:  # one slice does not know the number of valid lines in the others
                 share = sum(sizes[number] for number in done) / max(1, sum(sizes.values()))
                 parts = {task.part: done[number] for number, task in tasks if number in done}
                 check_rejects(parts, config.max_reject_fraction, share)
@@ -240,18 +242,18 @@ def pack_parts(
     ledger: WorkDir,
     pool: Pool,
 ) -> DatasetInfo:
-    """Makes the dataset of finished parts.
+    """Builds the dataset from tokenized files.
 
     Args:
-        config: what was asked for.
-        infos: description of each part.
-        folders: where each part lies.
-        tokenizer: of the ids.
-        ledger: of the dataset's folder.
-        pool: where shards are written.
+        config: the configuration.
+        infos: description of each tokenized file.
+        folders: directory of each tokenized file.
+        tokenizer: tokenizer of the ids.
+        ledger: work directory of the dataset.
+        pool: pool that writes the shards.
 
     Raises:
-        DataError: no documents, none for training, or `mixing` names none of their subsets.
+        DataError: there are no documents, none for training, or `mixing` names an unknown subset.
     """
     check_documents(infos, config)
     subsets = sorted({name for info in infos for name in info.subsets})
@@ -284,7 +286,7 @@ def pack_parts(
         made = build_dataset(recipe, ledger, pool)
     except EmptyTrainingSplit:
         if not config.mixing:
-            ledger.close()  # only a configuration helps that cannot continue this work
+            ledger.close()  # this work can only be resumed with another configuration
         raise
     check_validation(infos, made, config)
     return made
@@ -298,7 +300,7 @@ def _stored_config(config: PrepConfig) -> dict[str, Any]:
 
 
 def _identity(config: PrepConfig, tokenizer: Tokenizer) -> dict[str, Any]:
-    """What must be equal for a folder's work to be continued."""
+    """The values that must be equal to resume the work in a directory."""
     stored = cleaned(config.model_dump(mode="json", exclude=_FREE_KEYS | _PACKING_KEYS))
     return stored | {"tokenizer_fingerprint": tokenizer.fingerprint}
 
@@ -311,7 +313,7 @@ def _already_finished(config: PrepConfig, inputs: Inputs) -> dict[str, Any]:
         wanted,
         config.out,
     )
-    # A file may have been trained again under its old name; tiktoken's names stay what they are.
+    # A file may have been trained again under its name; names of tiktoken encodings are stable.
     if Path(config.tokenizer).exists():
         found = load_tokenizer(config.tokenizer).fingerprint
         check_same({"tokenizer": info.tokenizer.fingerprint}, {"tokenizer": found}, config.out)
@@ -319,7 +321,7 @@ def _already_finished(config: PrepConfig, inputs: Inputs) -> dict[str, Any]:
         raise DataError(
             "prep.rejects",
             f"{config.out} omits {rejected_records(info.rejected)} (on_error=quarantine), but "
-            "on_error=fail is asked for: choose another out",
+            "on_error=fail is set. Choose another out",
         )
     then = [(source.path, source.bytes, source.split) for source in info.sources]
     size_then = {(source.path, source.split): source.bytes for source in info.sources}
@@ -332,11 +334,11 @@ def _already_finished(config: PrepConfig, inputs: Inputs) -> dict[str, Any]:
         changed = sorted({item[0] for item in set(then) ^ set(now)})
         raise DataError(
             "prep.other_sources",
-            f"{config.out} is complete, but was made from other files than are there now "
-            f"({', '.join(changed[:5])}): choose another out, or remove that folder",
+            f"{config.out} is complete, but was made from other files than exist now "
+            f"({', '.join(changed[:5])}). Choose another out, or remove the directory",
         )
     tidy(config.out)
-    say(f"{config.out} is complete: {info.splits['train'].rows:,} training rows. Nothing to do.")
+    say(f"{config.out} is complete: {info.splits['train'].rows:,} training samples. Nothing to do.")
     return info.summary()
 
 

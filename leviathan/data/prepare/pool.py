@@ -1,7 +1,7 @@
-"""What runs independent tasks; and two that do, here and in processes of this machine.
+"""Pools, which run independent tasks: interface, serial pool and process pool.
 
-A task is small and says where its result belongs on a (shared) disk; doing it again after a crash
-gives the same bytes. So no more is asked of a pool than that every task is done once or oftener.
+A task is small and states where its result belongs on a (shared) disk; running it again after a
+crash gives the same bytes. A pool must therefore only run every task at least once.
 """
 
 import multiprocessing
@@ -20,15 +20,15 @@ from leviathan.errors import DataError
 T = TypeVar("T")
 R = TypeVar("R")
 
-Advance = Callable[[float], Any]  # told how much more is done, in the unit of the work
+Advance = Callable[[float], Any]  # called with the progress, in the unit of the work
 Work = Callable[[T, Advance], R]
 
 
 class Pool(Protocol):
-    """Where tasks are done."""
+    """Interface of a pool."""
 
     def start(self) -> None:
-        """Starts what `run` needs, if it can be of use to do so early: before bars are drawn."""
+        """Starts the processes for `run` early, before progress bars are drawn."""
         ...
 
     def run(
@@ -38,19 +38,20 @@ class Pool(Protocol):
         advance: Advance,
         finish: Callable[[int, R], Any],
     ) -> None:
-        """Does `work(task, advance)` for every task, in any order, a few at a time.
+        """Runs `work(task, advance)` for every task, in any order, several at a time.
 
-        `finish(number, result)` is called here, as results come in; an error of a task ends all.
+        `finish(number, result)` is called in this process as results arrive; an error of a task
+        stops all.
 
         Raises:
-            DataError: a task's own, or a worker died.
+            DataError: raised by a task, or a worker died.
         """
         ...
 
 
 @contextmanager
 def open_local_pool(workers: int) -> Iterator[Pool]:
-    """This process, or `workers` others that end at the end."""
+    """Creates a pool of `workers` processes; 1: this process."""
     if workers == 1:
         yield _SerialPool()
     else:
@@ -62,7 +63,7 @@ def open_local_pool(workers: int) -> Iterator[Pool]:
 
 
 class _SerialPool:
-    """One task after the other, in this process."""
+    """Runs one task after another in this process."""
 
     def start(self) -> None:
         pass
@@ -79,7 +80,7 @@ class _SerialPool:
 
 
 class _ProcessPool:
-    """Worker processes that are started at the first task and kept until the end."""
+    """Worker processes that start at the first task and are kept until the end."""
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
@@ -100,7 +101,7 @@ class _ProcessPool:
         running: dict[Future[R], int] = {}
         try:
             while True:
-                # Not all at once: a task in the queue is pickled, a result held.
+                # Not all at once: a queued task is pickled, and its result is kept in memory.
                 while len(running) < 2 * self._workers and (item := next(todo, None)):
                     running[self._start().submit(_in_worker, work, item[1])] = item[0]
                 if not running:
@@ -112,8 +113,8 @@ class _ProcessPool:
         except BrokenProcessPool:
             raise DataError(
                 "prep.worker_died",
-                "a worker process died (out of memory?): run the same command again, with fewer "
-                "workers if it happens again",
+                "a worker process died (out of memory?). Run the same command to resume; if it "
+                "fails again, reduce workers",
             ) from None
 
     def start(self) -> None:
@@ -136,10 +137,10 @@ class _ProcessPool:
                 return
 
     def close(self) -> None:
-        """Ends the workers, after an error in the middle of their tasks.
+        """Kills the workers after an error in one of their tasks.
 
-        No one wants to wait an hour for the others before an error is shown, nor a quarter of a
-        second for idle processes to tidy up.
+        Waiting for the others could delay the error by an hour, and even idle processes take a
+        quarter of a second to exit normally.
         """
         if self._executor is not None:
             for process in list(self._executor._processes.values()):
@@ -149,11 +150,12 @@ class _ProcessPool:
 
 # ---------------------------------------------------------------- worker processes
 
-_THREADED = {"torch", "datasets", "fsspec", "pyarrow", "ray"}  # may have threads, and hold locks
+_THREADED = {"torch", "datasets", "fsspec", "pyarrow", "ray"}  # may have threads that hold locks
 
 
 def _may_fork() -> bool:
-    """Whether a fork is safe: it has the modules and the tokenizer at once, a second's work."""
+    """Whether fork is safe: a forked worker inherits modules and tokenizer, which saves a
+    second."""
     loaded = _THREADED & sys.modules.keys()
     return sys.platform == "linux" and threading.active_count() == 1 and not loaded
 
@@ -162,10 +164,10 @@ _progress: Any = None
 
 
 def _start_worker(progress: Any) -> None:
-    """Where to report to; and to end when the parent is gone."""
+    """Initializes a worker: where to report progress, and exit when the parent dies."""
     global _progress
     _progress = progress
-    progress.cancel_join_thread()  # ending must not wait for someone to read the last numbers
+    progress.cancel_join_thread()  # the exit must not wait until the last numbers are read
     parent = multiprocessing.parent_process()
     assert parent is not None
 

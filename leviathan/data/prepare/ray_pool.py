@@ -1,4 +1,4 @@
-"""Tasks on a Ray cluster that is already there. The only module that knows Ray."""
+"""Runs tasks on an existing Ray cluster. The only module that imports Ray."""
 
 import logging
 import os
@@ -12,9 +12,9 @@ from leviathan.errors import ConfigError, DataError, LeviathanError
 
 @contextmanager
 def open_ray_pool() -> Iterator["_RayPool"]:
-    """The cluster at $RAY_ADDRESS, or the one that this machine belongs to.
+    """Connects to the cluster at $RAY_ADDRESS, or to the one of this node.
 
-    Its machines need this package installed, and must see the corpus and `out` under the same
+    This package must be installed on its nodes, which must see the corpus and `out` under the same
     paths.
 
     Raises:
@@ -43,13 +43,13 @@ def open_ray_pool() -> Iterator["_RayPool"]:
 
 
 class _RayPool:
-    """A `Pool` whose tasks take one core each, wherever one is free."""
+    """A `Pool` whose tasks take one core each on any node."""
 
     def __init__(self, ray: Any) -> None:
         self._ray = ray
 
     def start(self) -> None:
-        """The cluster is there already."""
+        """Does nothing: the cluster is already running."""
 
     def run(
         self,
@@ -80,7 +80,7 @@ class _RayPool:
             raise
 
     def _result(self, reference: Any) -> Any:
-        """What a task returned; its own error if it raised one. A dead worker is tried again."""
+        """Result of a task; raises the error that the task raised. Dead workers are retried."""
         errors = self._ray.exceptions
         try:
             return self._ray.get(reference)
@@ -91,13 +91,13 @@ class _RayPool:
         except errors.RayError as error:
             raise DataError(
                 "ray.task_lost",
-                f"a task was lost by the Ray cluster ({type(error).__name__}): run the same "
-                "command again",
+                f"a task was lost by the Ray cluster ({type(error).__name__}). Run the same "
+                "command to resume",
             ) from error
 
 
 def _remotely(work: Work[T, R], task: T) -> tuple[R, float]:
-    """The result of a task, and how much it advanced in all."""
+    """Runs a task; returns its result and its total progress."""
     done = 0.0
 
     def advance(amount: float) -> None:

@@ -1,4 +1,4 @@
-"""Reads documents out of sources, line by line, and says exactly the problem with a line.
+"""Reads documents from sources, line by line, and reports the problem of an invalid line.
 
 The first bytes of a file determine its format, not its name. A corrupt file (truncated, bad
 checksum, not text) raises `DataError`; an invalid line is yielded as a `RejectedRecord`. Memory is
@@ -47,17 +47,17 @@ def read(
     digest: Any = None,
     reading: RecordSchema | None = None,
 ) -> Iterator[Document | RejectedRecord]:
-    """Yields the documents and bad lines of one source, in order; blank lines are skipped.
+    """Yields the documents and rejected records of one source, in order; skips blank lines.
 
     Args:
-        source: jsonl, plain or packed as zst (every frame) or gz; parquet; a folder of texts; a
+        source: jsonl, plain or packed as zst (every frame) or gz; parquet; a directory of texts; a
             shard of a Hub dataset.
-        on_bytes: told the number of stored bytes read, as they are read.
-        digest: fed with every byte of the source.
-        reading: where text and subset stand; as in The Pile if not given.
+        on_bytes: called with the number of stored bytes as they are read.
+        digest: updated with every byte of the source.
+        reading: location of text and subset; as in The Pile by default.
 
     Raises:
-        DataError: unreadable, truncated, damaged, or not a corpus file at all.
+        DataError: the source is unreadable, truncated, corrupt, or not a corpus file.
     """
     reading = reading or RecordSchema()
     if isinstance(source, HubSource):
@@ -83,7 +83,7 @@ def _read_lines(
 ) -> Iterator[Document | RejectedRecord]:
     limit = reading.max_document_bytes
     offset = number = 0
-    while line := text.readline(limit + 3):  # room for the line's end
+    while line := text.readline(limit + 3):  # plus the line break
         number += 1
         start, offset = offset, offset + len(line)
         if len(line.rstrip(b"\r\n") if len(line) > limit else line) > limit:
@@ -100,7 +100,7 @@ def _read_lines(
 
 
 def _skip_line(text: io.BufferedReader) -> int:
-    """Reads past the rest of a line; the number of its bytes."""
+    """Skips the rest of a line; returns the number of its bytes."""
     skipped = 0
     while piece := text.readline(BUFFER):
         skipped += len(piece)

@@ -1,4 +1,4 @@
-"""One line or row of a corpus → a document, or exactly the problem with it."""
+"""Converts one line or row of a corpus to a document, or reports the problem with it."""
 
 import json
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ import orjson
 
 from leviathan.data.prepare.source import Source
 
-NO_SUBSET = "unnamed"  # documents that do not say which subset they are of
+NO_SUBSET = "unnamed"  # documents without a subset name
 MAX_DOCUMENT_BYTES = 1 << 28
 
 
@@ -32,14 +32,14 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class RejectedRecord:
-    """A line or row that is not a document; `line` and `byte_offset` as in `Document`."""
+    """A line or row that is not a valid document; `line` and `byte_offset` as in `Document`."""
 
     line: int
     byte_offset: int | None
     reason: str
 
     def message(self, source: Source) -> str:
-        """One sentence for people: `file:line: reason`."""
+        """The message `file:line: reason`."""
         place = place_text(source, self.line, self.byte_offset)
         if source.place(self.line)[1] is None or self.byte_offset is None:
             return f"{place}: {self.reason}"
@@ -55,20 +55,20 @@ def place_text(source: Source, number: int, byte_offset: int | None) -> str:
 
 
 def rejected_records(count: int) -> str:
-    """That many bad lines, in words."""
-    return f"{count:,} bad line{'s' if count != 1 else ''}"
+    """The number of rejected records, in words."""
+    return f"{count:,} rejected record{'s' if count != 1 else ''}"
 
 
 @dataclass(frozen=True)
 class RecordSchema:
-    """How the lines and rows of a corpus are to be read.
+    """Schema of the records of a corpus.
 
     Attributes:
-        text_key: place of the text: a dotted path through objects, maps and strings that contain
+        text_key: location of the text: a dotted path through objects, maps and strings that contain
             JSON objects, or the exact name of a key or column that contains dots.
-        subset_key: place of the subset's name, in the same form.
-        default_subset: the subset of documents that name none.
-        max_document_bytes: a longer line, row or text file is a bad line.
+        subset_key: location of the subset's name, in the same form.
+        default_subset: the subset of documents without a subset name.
+        max_document_bytes: longer lines, rows and text files are rejected.
     """
 
     text_key: str = "text"
@@ -84,12 +84,12 @@ class RecordSchema:
 
     @property
     def too_long(self) -> str:
-        """Why a longer document is refused."""
+        """The reason for rejecting a longer document."""
         return f"longer than {self.max_document_bytes:,} bytes; raise max_document_bytes"
 
 
 class InvalidRecord(Exception):
-    """Why a line or row is no document."""
+    """The reason for rejecting a line or row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +107,16 @@ def parse(line: bytes, reading: RecordSchema, number: int, offset: int) -> Docum
     """The document in one line of JSON.
 
     Raises:
-        InvalidRecord: it is none.
+        InvalidRecord: the line is not a valid document.
     """
     try:
         record = orjson.loads(line)
     except orjson.JSONDecodeError:
-        # Slower, more lenient (NaN) and with the better reasons: what it accepts is accepted.
+        # Slower, but accepts NaN and gives better reasons; what it accepts is accepted.
         return document(_parse_slowly(line), reading, number, offset)
-    return document(record, reading, number, offset, unicode=True)  # or it had refused the line
+    return document(
+        record, reading, number, offset, unicode=True
+    )  # otherwise it would have rejected the line
 
 
 def _parse_slowly(line: bytes) -> Any:
@@ -131,10 +133,10 @@ def _parse_slowly(line: bytes) -> Any:
 def document(
     record: Any, reading: RecordSchema, number: int, offset: int | None, unicode: bool = False
 ) -> Document:
-    """The document in one decoded line or row; `unicode`: its texts are known to be valid.
+    """Converts a decoded line or row to a document; `unicode`: its texts are known to be valid.
 
     Raises:
-        InvalidRecord: it is none.
+        InvalidRecord: the record is not a valid document.
     """
     text = record
     for key in reading.text_path:
@@ -213,7 +215,7 @@ def _why_no_text(record: Any, found: Any, reading: RecordSchema) -> str:
 
 
 def _why_no_subset(found: Any) -> str:
-    """Why a record has no subset name: `MISSING`, or what is there instead of a name."""
+    """Why a record has no subset name: `MISSING`, or a description of the value found instead."""
     if found is _NOTHING:
         return MISSING
     if isinstance(found, Unreadable):
@@ -224,17 +226,17 @@ def _why_no_subset(found: Any) -> str:
 
 
 def _check_unicode(text: str, key: str) -> None:
-    """Refuses what tiktoken would replace silently; the text would no longer be the text.
+    """Rejects lone surrogates, which tiktoken would silently replace.
 
     Raises:
-        InvalidRecord: a lone surrogate.
+        InvalidRecord: the text contains a lone surrogate.
     """
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise InvalidRecord(
-            f"{key!r} holds the lone surrogate U+{ord(text[error.start]):04X} "
-            f"at character {error.start}, which is not a valid Unicode"
+            f"{key!r} contains the lone surrogate U+{ord(text[error.start]):04X} at character "
+            f"{error.start}, which is not a valid Unicode"
         ) from None
 
 

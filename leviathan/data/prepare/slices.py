@@ -1,4 +1,4 @@
-"""Which slice of the corpus this process makes where many are started with one configuration."""
+"""The slice of the corpus that this process tokenizes, if several processes share a corpus."""
 
 import os
 from collections.abc import MutableMapping
@@ -16,13 +16,13 @@ class PrepSlice:
 
 
 def read_slice(environment: MutableMapping[str, str] = os.environ) -> PrepSlice:
-    """The slice that the launcher's variables name: RANK and WORLD_SIZE, or a Slurm array's.
+    """Reads the slice from the launcher's variables: RANK and WORLD_SIZE, or a Slurm array's.
 
-    RANK and WORLD_SIZE are taken out of the environment: slices are no ranks of one run, each
-    speaks for itself.
+    RANK and WORLD_SIZE are removed from the environment: slices are not ranks of one run, and each
+    prints its own output.
 
     Raises:
-        ConfigError: none is named, or the numbers contradict each other.
+        ConfigError: the variables are missing or inconsistent.
     """
     if "RANK" in environment:
         rank = _number(environment, "RANK")
@@ -39,14 +39,14 @@ def read_slice(environment: MutableMapping[str, str] = os.environ) -> PrepSlice:
             if last - first + 1 != world:
                 raise ConfigError(
                     "slices.invalid_array",
-                    f"executor=rank: the array's tasks {first} to {last} are not {world} in a row: "
-                    "start it as --array=0-N, without steps or gaps",
+                    f"executor=rank: the array's tasks {first} to {last} are not {world} "
+                    "consecutive numbers. Submit it with --array=0-N, without steps or gaps",
                 )
     else:
         raise ConfigError(
             "slices.no_rank",
-            "executor=rank: neither RANK and WORLD_SIZE nor SLURM_ARRAY_TASK_ID is set: set them, "
-            "start an array job, or use executor=local",
+            "executor=rank: neither RANK and WORLD_SIZE nor SLURM_ARRAY_TASK_ID is set. Set "
+            "them, start an array job, or use executor=local",
         )
     if not 0 <= rank < world:
         raise ConfigError(

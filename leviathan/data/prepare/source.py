@@ -1,6 +1,6 @@
-"""What a source is: one shard of a corpus, which becomes one task and one part.
+"""Sources: one file or shard of a corpus, which is tokenized as one task.
 
-A source is small, frozen and picklable: it travels to worker processes and other machines.
+A source is small, frozen and picklable: it is sent to worker processes and other nodes.
 """
 
 from abc import ABC, abstractmethod
@@ -15,30 +15,33 @@ from leviathan.console import say
 from leviathan.data.prepare.local_files import printable
 from leviathan.errors import DataError
 
-Split = Literal["train", "val", "hash"]  # hash: the text's digest decides, document by document
+Split = Literal[
+    "train", "val", "hash"
+]  # hash: the digest of the text decides, document by document
 
 SUFFIXES = {".jsonl", ".ndjson", ".zst", ".zstd", ".gz", ".parquet"}
 TEXT_SUFFIXES = (".txt", ".md")
 
 
 class Source(ABC):
-    """One shard of a corpus, to be read from its beginning to its end."""
+    """One file or shard of a corpus, read from beginning to end."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """What people see, and what `dataset.json` records; no two sources of a corpus share it."""
+        """Name in messages and in `dataset.json`; unique within a corpus."""
 
     @abstractmethod
     def size(self) -> int | None:
-        """Bytes as stored (packed, if it is), or None where no one can say."""
+        """Bytes as stored (compressed, if it is), or None if unknown."""
 
     @abstractmethod
     def stamp(self) -> str:
-        """Another one means that the content may have changed; cheap, not a hash of the bytes."""
+        """A change of this value means that the content may have changed; not a hash of the
+        bytes."""
 
     def place(self, line: int) -> tuple[str, int | None]:
-        """The file that `line` is in and its line there, None where it is the whole file."""
+        """The file and line of record `line`; line None: the complete file."""
         return self.name, line
 
 
@@ -47,11 +50,11 @@ class ByteSource(Source):
 
     @abstractmethod
     def open(self) -> IO[bytes]:
-        """Opens the bytes for reading; unbuffered where there is a choice."""
+        """Opens the bytes for reading; unbuffered if possible."""
 
     @property
     def base(self) -> str:
-        """Its name without folders."""
+        """Its name without directories."""
         return self.name.rpartition("/")[2]
 
     @property
@@ -62,7 +65,7 @@ class ByteSource(Source):
 
 @dataclass(frozen=True)
 class FileSource(ByteSource):
-    """A file on this machine."""
+    """A local file."""
 
     path: Path
 
@@ -86,12 +89,12 @@ class FileSource(ByteSource):
 
 
 def keep_corpus_files(sources: Iterable[ByteSource], pattern: str) -> list[ByteSource]:
-    """Splits off and names what is no corpus file, and sorts the rest by name.
+    """Omits other files with a message, and sorts the rest by name.
 
-    Text files count where there is nothing else: beside shards they are their README.
+    Text files are read only if there are no other corpus files: next to shards, they document them.
 
     Raises:
-        DataError: nothing is kept.
+        DataError: no file remains.
     """
     ordered = sorted(sources, key=lambda source: source.name)
     seen = [source for source in ordered if not source.base.startswith(".")]

@@ -1,4 +1,4 @@
-"""Which sources a corpus consists of: files, folders, globs, URLs and the Hub."""
+"""Finds the sources of a corpus: files, directories, globs, URLs and the Hub."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -17,10 +17,10 @@ from leviathan.errors import DataError
 
 
 def find_splits(config: PrepConfig) -> list[tuple[Source, Split]]:
-    """The sources of a preparation in order, each with the split it goes to.
+    """Lists the sources of a preparation in order, each with its split.
 
     Raises:
-        DataError: nothing is there, or nothing is left to train on.
+        DataError: no files are found, or none remains for training.
     """
     held_out = _find(config.validation, "validation.hub")
     kind: Split = "hash" if config.validation.fraction and not held_out else "train"
@@ -39,19 +39,19 @@ def find_splits(config: PrepConfig) -> list[tuple[Source, Split]]:
     if not training:
         raise DataError(
             "source.all_held_out",
-            "every file of source.paths is held out: nothing is left to train on",
+            "every file of source.paths is held out: no file remains for training",
         )
     splits: list[tuple[Source, Split]] = [(source, kind) for source in _grouped(training)]
     return splits + [(source, "val") for source in _grouped(held_out.values())]
 
 
 def find_inputs(patterns: Sequence[str]) -> list[Source]:
-    """The sources that `patterns` match, pattern by pattern, each in name order.
+    """Lists the sources that `patterns` match, pattern by pattern, each in name order.
 
-    Folders are searched recursively, including links to folders. Hidden files and files of other
-    types in a folder or glob are skipped with a warning; a file given by its name is always read. A
-    file that is listed twice, even under different paths, is read once. The text files of a folder
-    become one source.
+    Directories are searched recursively, including links to directories. Hidden files and files of
+    other types in a directory or glob are skipped with a warning; a file given by its name is
+    always read. A file that is listed twice, even under different paths, is read once. The text
+    files of a directory become one source.
 
     Raises:
         DataError: a pattern matches no readable file, or a file name is not UTF-8.
@@ -121,7 +121,7 @@ def _spelling(source: ByteSource, identity: str) -> tuple[bool, int, str]:
 
 
 def _check_names(sources: Iterable[ByteSource]) -> None:
-    """Refuses names that dataset.json cannot record, before any work is done."""
+    """Raises an error for file names that dataset.json cannot record, before any work is done."""
     for source in sources:
         try:
             source.name.encode()
@@ -129,7 +129,7 @@ def _check_names(sources: Iterable[ByteSource]) -> None:
             raise DataError(
                 "source.name_not_utf8",
                 f"{printable(source.name)}: this file name is not UTF-8 (bytes shown as \\x…): "
-                "rename the file or its folder",
+                "rename the file or its directory",
             ) from None
 
 
@@ -142,8 +142,9 @@ def _find_local(pattern: str) -> list[ByteSource]:
         return keep_corpus_files(map(FileSource, listing.files), pattern)
     if path.exists():
         raise DataError(
-            "source.not_regular", f"{pattern} is not a regular file: give files, folders or globs"
+            "source.not_regular",
+            f"{pattern} is not a regular file. Give files, directories or globs",
         )
     if path.is_symlink():
         raise DataError("source.broken_link", f"{pattern} is a broken link to {path.readlink()}")
-    raise DataError("source.not_found", f"no such file or folder: {pattern} (in {Path.cwd()})")
+    raise DataError("source.not_found", f"no such file or directory: {pattern} (in {Path.cwd()})")

@@ -1,7 +1,7 @@
 """`leviathan data split`: a finished dataset → one complete dataset per subset.
 
 Nothing is tokenized again: every document ends with end-of-text, so the documents are found in the
-rows, and their ids are read from there.
+samples, and their ids are read from there.
 """
 
 import re
@@ -31,7 +31,7 @@ _SPLITS = {"train": TRAIN, "val": VAL}
 
 @dataclass(frozen=True)
 class SampleIds:
-    """The stream of a finished split as the ids of a part."""
+    """The stream of a finished split as a tokenized file."""
 
     folder: Path
     seq_len: int
@@ -47,7 +47,7 @@ class SampleIds:
     def read(self, begin: int, end: int) -> np.ndarray:
         """Ids `begin … end - 1` of the stream."""
         first, last = begin // self.seq_len, (end - 1) // self.seq_len
-        last = min(last, len(self._rows) - 1)  # the stream's last id has no row of its own
+        last = min(last, len(self._rows) - 1)  # the stream's last id has no sample of its own
         pieces = [self._rows[row].tokens[:-1] for row in range(first, last)]
         ids = np.concatenate([*pieces, self._rows[last].tokens])
         start = begin - first * self.seq_len
@@ -55,15 +55,15 @@ class SampleIds:
 
 
 def split_by_subset(source: Path, out: Path, workers: int = 1) -> dict[str, Any]:
-    """Makes `out/NAME` for every subset of `source` that has documents to train on.
+    """Writes `out/NAME` for every subset of `source` with training documents.
 
-    Each is whole once its `dataset.json` is there; run again, those are left alone.
+    Each is complete when its `dataset.json` exists; complete ones are skipped when run again.
 
     Returns:
         Subset → `{"path", "train_tokens", "val_tokens"}`, counting every id.
 
     Raises:
-        DataError: `source` is damaged, or a folder holds something else.
+        DataError: `source` is corrupt, or an output directory contains other files.
     """
     info, tokenizer = DatasetInfo.load(source), load_tokenizer(source)
     names = _folder_names(info.subsets)
@@ -79,7 +79,7 @@ def split_by_subset(source: Path, out: Path, workers: int = 1) -> dict[str, Any]
             try:
                 made = _make(source, info, tokenizer, number, tables, target, pool)
             except EmptyTrainingSplit:
-                say(f"{name!r} has no documents to train on: omitted", style="yellow")
+                say(f"{name!r} has no training documents: omitted", style="yellow")
                 continue
             result[name] = {
                 "path": str(target),
@@ -145,7 +145,7 @@ def _source(source: Path, info: DatasetInfo, split: str, subset: str) -> SourceI
 
 
 def _folder_names(subsets: list[str]) -> dict[str, str]:
-    """Pile-CC → pile-cc, Wikipedia (en) → wikipedia-en; told apart by a number where need be."""
+    """Pile-CC → pile-cc, Wikipedia (en) → wikipedia-en; equal results get a number."""
     names: dict[str, str] = {}
     for subset in subsets:
         name = base = re.sub(r"[^\w.]+", "-", subset.lower()).strip("-.") or "subset"
@@ -160,12 +160,12 @@ def _folder_names(subsets: list[str]) -> dict[str, str]:
 
 
 def _find_documents(source: Path, info: DatasetInfo, tokenizer: Tokenizer, folder: Path) -> None:
-    """Writes a part's table of documents for each split: 35 bytes a document."""
+    """Writes the document table of each split: 35 bytes per document."""
     folder.mkdir(parents=True, exist_ok=True)
     bytes_of = np.zeros(info.vocab_size, np.int64)
     bytes_of[list(tokenizer.ranks.values())] = [len(token) for token in tokenizer.ranks]
     total = sum(split.rows for split in info.splits.values())
-    with progress_bar("finding documents (rows)", total=total) as bar:
+    with progress_bar("finding documents (samples)", total=total) as bar:
         for split in info.splits:
             with (folder / split).open("wb") as file:
                 for table in _tables(source, info, split, bytes_of, bar.advance):
@@ -182,14 +182,14 @@ def _tables(
 ) -> Iterator[np.ndarray]:
     """A table of the documents that end in each shard."""
     rows = open_split(source, info, split)
-    length = text = 0  # of the document that is not at its end yet
+    length = text = 0  # ids of the document that has not ended yet
     for number, shard in enumerate(rows.shards):
         content = read_shard(rows.directory / shard.raw_data.basename, info.seq_len, info.dtype)
         ids = _new_ids(content, is_first=number == 0)
         ends = np.flatnonzero(ids == info.tokenizer.end_of_text) + 1
         table = np.zeros(len(ends), DOCUMENT_DTYPE)
         texts = np.concatenate([[0], np.cumsum(bytes_of[ids])])
-        # Where the shared first id is an end-of-text, its document ended in the shard before.
+        # If the shared first id is an end-of-text, its document ended in the previous shard.
         skipped = int(number > 0 and content.tokens[0, 0] == info.tokenizer.end_of_text)
         table["length"] = np.diff(ends, prepend=0)
         table["bytes"] = np.diff(texts[ends], prepend=0)
@@ -205,12 +205,12 @@ def _tables(
     if length:
         raise DataError(
             "dataset.corrupt",
-            f"{rows.directory}: its last document does not end: verify the dataset",
+            f"{rows.directory}: its last document does not end. Run `leviathan data verify`",
         )
 
 
 def _new_ids(content: ShardContent, is_first: bool) -> np.ndarray:
-    """The shard's stretch of the stream without the id that it shares with the shard before."""
+    """The shard's part of the stream without the id that it shares with the previous shard."""
     last = content.tokens[-1, : content.n_valid[-1]]
     ids = np.concatenate([content.tokens[:-1, :-1].reshape(-1), last])
     return ids if is_first else ids[1:]
@@ -220,7 +220,7 @@ def _subsets_of(content: ShardContent) -> np.ndarray:
     """The subset of each document that has an id in the shard, in order; uint16 [documents]."""
     start = content.first_document - content.first_document[0]
     place = np.repeat(start - (np.cumsum(content.documents) - content.documents), content.documents)
-    place += np.arange(len(place))  # a document is in every row that holds one of its ids
+    place += np.arange(len(place))  # a document is in every sample that contains one of its ids
     subsets = np.zeros(int(place.max()) + 1, np.uint16)
     subsets[place] = content.subsets
     return subsets

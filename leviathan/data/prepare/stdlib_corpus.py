@@ -1,8 +1,8 @@
-"""Real text that every machine has: the running Python's own library, as a Pile-format corpus.
+"""Real text on every machine: the standard library of the running Python, as a Pile-format corpus.
 
-Three subsets: module sources, their documentation strings, and the pydoc topics. The same Python
-gives the same files. A module is held out as a whole, its sources and its documentation strings
-together, so that no held-out text is seen in training under another name.
+Three subsets: module sources, their docstrings, and the pydoc topics. The result depends only on
+the Python version. A module is held out completely, its source and docstrings together, so that no
+held-out text occurs in training under another name.
 """
 
 import ast
@@ -27,11 +27,11 @@ HELD_OUT = "heldout.jsonl.zst"
 CHOICES = "choices.jsonl"
 MANIFEST = "corpus.json"  # written last
 
-# Tests, generated tables, installed packages, and the topics' own source: no text to learn from.
+# Tests, generated tables, installed packages, and the source of the topics are omitted.
 _LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "encodings"}
 _LEFT_OUT |= {"__pycache__", "pydoc_data", "config", "ensurepip"}
 _HELD_OUT_SHARE = 0.06
-_MIN_HELD_OUT_BYTES = 100_000  # enough for the questions
+_MIN_HELD_OUT_BYTES = 100_000  # characters, enough for the questions
 _MIN_CHARACTERS = 200
 _QUESTIONS = 100
 _CONTEXT_LINES = 6
@@ -49,20 +49,20 @@ def write_stdlib_corpus(
 ) -> dict[str, Any]:
     """Writes `train-00.jsonl.zst` …, `heldout.jsonl.zst` and `choices.jsonl` to `out`.
 
-    `choices.jsonl` is a small multiple-choice task made of the held-out sources: `context` (lines
-    of code), four `choices` (which line comes next?) and `answer` (its index). A complete corpus of
-    the same Python and arguments is left as it is.
+    `choices.jsonl` is a small multiple-choice task from the held-out sources: `context` (lines
+    of code), four `choices` (which line comes next?) and `answer` (its index). An existing corpus
+    of the same Python version and arguments is kept.
 
     Args:
-        out: folder for the files.
+        out: output directory.
         shards: number of training shards.
-        max_bytes: UTF-8 bytes of text to stop at; None takes everything (12 MB in Python 3.11).
+        max_bytes: maximum UTF-8 bytes of text; None: everything (12 MB in Python 3.11).
 
     Returns:
         Names, counts and sizes; the content of `corpus.json`.
 
     Raises:
-        DataError: this Python came without its library's sources, or `out` cannot be written.
+        DataError: the Python installation has no library sources, or `out` cannot be written.
     """
     asked = {"python": python_version(), "shards": shards, "max_bytes": max_bytes}
     finished = _finished(out, asked)
@@ -74,7 +74,7 @@ def write_stdlib_corpus(
         raise DataError(
             "corpus.too_few_texts",
             f"only {len(training)} texts found in {_library()} for {shards} shards: this Python "
-            "came without its library's sources, or max_bytes is too small",
+            "installation has no library sources, or max_bytes is too small",
         )
     texts = training + held_out
     files = {f"train-{shard:02}.jsonl.zst": training[shard::shards] for shard in range(shards)}
@@ -105,8 +105,8 @@ def write_stdlib_corpus(
 def sample_texts(count: int, max_characters: int = 2_000) -> list[str]:
     """Up to `count` distinct pieces of Python's standard library: sources and pydoc topics.
 
-    The same Python gives the same pieces. They are from as many modules as possible, at most a few
-    from each. A Python installation without the sources of the library gives fewer pieces, or none.
+    The result depends only on the Python version. The pieces come from as many modules as possible,
+    at most a few from each. An installation without library sources gives fewer pieces, or none.
     """
     root = _library()
     modules = {path.relative_to(root).as_posix(): path for path in _modules(root)}
@@ -143,8 +143,8 @@ def _library() -> Path:
 def _collect(max_bytes: int | None) -> tuple[list[_Text], list[_Text]]:
     """The texts for training and the held-out ones, without exact duplicates.
 
-    Modules and topics come in an order that mixes them and depends on their names alone, until
-    both splits have their share of the bytes.
+    Modules and topics are taken in a mixed order that depends only on their names, until both
+    splits have their share of the bytes.
     """
     root = _library()
     makers = {path.relative_to(root).as_posix(): path for path in _modules(root)}
@@ -201,7 +201,7 @@ def _module_texts(path: Path) -> list[_Text]:
 
 
 def _docstrings(tree: ast.Module) -> Iterator[str]:
-    """Each documentation string under the name of what it documents, in source order."""
+    """Yields each docstring under the name of its object, in source order."""
     module = ast.get_docstring(tree)
     if module:
         yield module
@@ -215,7 +215,7 @@ def _docstrings(tree: ast.Module) -> Iterator[str]:
 def _topics() -> list[tuple[str, str]]:
     try:
         from pydoc_data.topics import topics
-    except ImportError:  # some distributions leave it out
+    except ImportError:  # some distributions omit it
         return []
     return sorted(topics.items())
 
@@ -225,7 +225,7 @@ def _digest(name: str) -> bytes:
 
 
 def _chance(name: str) -> float:
-    """A number in [0, 1) that depends on `name` alone."""
+    """A number in [0, 1) that depends only on `name`."""
     return int.from_bytes(_digest(name), "big") / 2.0**64
 
 
@@ -247,7 +247,8 @@ def _jsonl(records: Any) -> bytes:
 
 
 def _questions(sources: Sequence[str]) -> list[dict[str, Any]]:
-    """Which of four lines comes next? The wrong ones are other held-out lines, equally indented."""
+    """Questions: which of four lines comes next? The wrong ones are other held-out lines with equal
+    indentation."""
     places: list[tuple[str, str, str]] = []  # order, context, next line
     for source in sources:
         lines = source.split("\n")

@@ -1,8 +1,9 @@
-"""Where every document of a split lies: in which part, and where in the split's stream.
+"""Index of a split's stream: position of every document in its tokenized file and in the stream.
 
-The tables of documents are read a slice at a time, and only the slices' places are kept (56 bytes
-for 65,536 documents), so neither long parts nor many documents need memory. From a layout any
-stretch of the stream is read directly, which lets shards be written independently of each other.
+The document tables are read a slice at a time, and only the positions of slices are kept (56 bytes
+per 65,536 documents), so that neither large files nor many documents need memory. With the index,
+any range of the stream can be read directly, so that shards are written independently of each
+other.
 """
 
 import math
@@ -20,18 +21,18 @@ SLICE_DOCUMENTS = 1 << 16
 _SLICE = np.dtype(
     [
         ("part", "<i8"),
-        ("copy", "<i8"),  # which pass over the corpus
-        ("first", "<i8"),  # document of the part
+        ("copy", "<i8"),  # number of the pass over the corpus
+        ("first", "<i8"),  # first document, within the tokenized file
         ("count", "<i8"),
-        ("offset", "<i8"),  # where `first` begins in the part's ids
-        ("begin", "<i8"),  # where the slice's wanted documents begin in the stream …
-        ("document", "<i8"),  # … and the running number of the first of them
+        ("offset", "<i8"),  # position of `first` in the ids of the tokenized file
+        ("begin", "<i8"),  # position in the stream of the slice's selected documents …
+        ("document", "<i8"),  # … and the number of the first of them
     ]
 )
 
 
 class Ids(Protocol):
-    """The ids of a part, document after document."""
+    """The ids of a tokenized file, document after document."""
 
     def read(self, begin: int, end: int) -> np.ndarray:
         """Ids `begin … end - 1`."""
@@ -40,7 +41,7 @@ class Ids(Protocol):
 
 @dataclass(frozen=True)
 class IdFile:
-    """Ids in a plain file, as tokenizing writes them."""
+    """Ids in an uncompressed file, as `tokenize` writes them."""
 
     path: Path
     dtype: str
@@ -57,7 +58,8 @@ class IdFile:
 
 @dataclass(frozen=True)
 class Kept:
-    """One byte a document in a file for all parts, 0 for a duplicate; `first` is the part's own."""
+    """One byte per document in a file for all tokenized files, 0 for duplicates, from `first`
+    on."""
 
     path: Path
     first: int
@@ -68,10 +70,10 @@ class TokenizedFile:
     """One tokenized corpus file.
 
     Attributes:
-        table: file of its DOCUMENT_DTYPE records.
-        subset_of: uint16, the dataset's subset number for each of the part's own.
-        keep: which documents are no duplicates; None keeps all.
-        only: of the part's own subsets, the one that is wanted; None: all.
+        table: path of its DOCUMENT_DTYPE records.
+        subset_of: uint16, the dataset's subset number of each of its subsets.
+        keep: marks of documents that are not duplicates; None: all.
+        only: the only subset to select; None: all.
     """
 
     table: Path
@@ -82,11 +84,11 @@ class TokenizedFile:
 
     @property
     def documents(self) -> int:
-        """How many documents it has."""
+        """Number of documents."""
         return self.table.stat().st_size // DOCUMENT_DTYPE.itemsize
 
     def read(self, first: int, count: int) -> np.ndarray:
-        """Some of its records."""
+        """Returns some of its records."""
         return read_table(self.table, first, count)
 
 
@@ -97,12 +99,12 @@ def read_table(path: Path, first: int, count: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which documents go into a stream, and how often.
+    """Selection of the documents of a stream, and their number of epochs.
 
     Attributes:
         split: TRAIN or VAL.
-        epochs: float64 [subsets], how often each subset's documents are taken; None: all once.
-            Of 2.5, the half is those documents whose hash falls below it.
+        epochs: float64 [subsets], epochs of each subset; None: one. For 2.5, the documents whose
+            hash is below one half are taken a third time.
     """
 
     split: int
@@ -110,11 +112,12 @@ class Selection:
 
     @property
     def passes(self) -> int:
-        """Passes over the corpus; each takes a document at most once, so copies lie far apart."""
+        """Number of passes over the corpus; a pass takes a document at most once, so that copies
+        are far apart."""
         return 1 if self.epochs is None else math.ceil(self.epochs.max(initial=0))
 
     def wanted(self, part: TokenizedFile, first: int, table: np.ndarray, copy: int) -> np.ndarray:
-        """Which documents of `table` pass number `copy` takes; bool [documents]."""
+        """Which documents of `table` are taken in pass `copy`; bool [documents]."""
         mask = table["split"] == self.split
         if part.keep is not None:
             start = part.keep.first + first
@@ -122,7 +125,7 @@ class Selection:
         if part.only is not None:
             mask &= table["subset"] == part.only
         if self.epochs is not None:
-            # The other half of the digest than the one that decides on validation.
+            # The half of the digest that does not decide on validation.
             left = self.epochs[part.subset_of[table["subset"]]] - copy
             mask &= (left >= 1) | (table["digest"][:, 1] * 2.0**-64 < left)
         return mask
@@ -130,7 +133,7 @@ class Selection:
 
 @dataclass(frozen=True)
 class StreamIndex:
-    """A split's stream.
+    """Index of a split's stream.
 
     Attributes:
         slices: in the order of the stream.
@@ -152,11 +155,11 @@ class StreamIndex:
 
     @property
     def documents(self) -> int:
-        """Documents in it, copies included."""
+        """Number of documents, with copies."""
         return int(self.subset_documents.sum())
 
     def between(self, begin: int, end: int) -> "StreamRange":
-        """What is needed to read the stream from `begin` to `end`."""
+        """The parts of the index needed to read the stream from `begin` to `end`."""
         begins = self.slices["begin"]
         first = int(np.searchsorted(begins, begin, side="right")) - 1
         slices = self.slices[first : int(np.searchsorted(begins, end, side="left"))]
@@ -170,13 +173,13 @@ def index_stream(
     subsets: int,
     on_documents: Callable[[int], Any] = lambda _: None,
 ) -> StreamIndex:
-    """Finds the place of every wanted document.
+    """Computes the position of every selected document.
 
     Args:
         parts: in order.
-        choice: which documents.
-        subsets: how many there are.
-        on_documents: told the number of documents looked at.
+        choice: the selection.
+        subsets: their number.
+        on_documents: called with the number of documents read.
     """
     found: list[list[tuple[int, ...]]] = [[] for _ in range(choice.passes)]
     documents, ids = np.zeros(subsets, np.int64), np.zeros(subsets, np.int64)
@@ -200,18 +203,18 @@ def index_stream(
             offset += int(table["length"].sum())
             on_documents(len(table))
     slices = np.array([row for rows in found for row in rows], _SLICE)
-    for name in ("begin", "document"):  # so far how many; from now on how many came before
+    for name in ("begin", "document"):  # so far counts; from now on cumulative
         slices[name] = np.cumsum(slices[name]) - slices[name]
     return StreamIndex(choice, parts, slices, text, documents, ids)
 
 
 @dataclass(frozen=True)
 class StreamRange:
-    """A piece of a stream, readable in any process.
+    """A range of a stream, readable in any process.
 
     Attributes:
-        parts: those that are needed, by number.
-        slices: those that overlap with it.
+        parts: the tokenized files needed, by number.
+        slices: slices that overlap with the range.
     """
 
     choice: Selection
@@ -221,7 +224,8 @@ class StreamRange:
     end: int
 
     def read(self) -> "Documents":
-        """The ids and documents of the stretch; needs memory for the ids and a slice's table."""
+        """Reads the ids and documents of the range; needs memory for the ids and a slice's
+        table."""
         pieces: list[np.ndarray] = []
         ends: list[np.ndarray] = []
         subsets: list[np.ndarray] = []
@@ -256,13 +260,14 @@ class StreamRange:
 
 @dataclass(frozen=True)
 class Documents:
-    """The documents in a stretch of a stream, the first and the last of them perhaps cut.
+    """The documents in a range of a stream; the first and the last may be partial.
 
     Attributes:
         ids: [n].
-        ends: int64 [documents], one past each document's last id, counted from the stretch's begin.
+        ends: int64 [documents], one past each document's last id, relative to the beginning of the
+            range.
         subsets: uint16 [documents].
-        first: running number of the first of them.
+        first: number of the first document.
     """
 
     ids: np.ndarray
@@ -272,7 +277,7 @@ class Documents:
 
 
 def _spans(start: np.ndarray, stop: np.ndarray) -> list[tuple[int, int]]:
-    """Joins documents that lie side by side."""
+    """Concatenates adjacent documents."""
     breaks = np.flatnonzero(start[1:] != stop[:-1])
     firsts = start[np.concatenate([[0], breaks + 1])]
     lasts = stop[np.concatenate([breaks, [len(stop) - 1]])]

@@ -1,4 +1,4 @@
-"""Folders of plain text: one document a file, one task a folder."""
+"""Directories of plain text: one document per file, one task per directory."""
 
 import hashlib
 import io
@@ -17,9 +17,9 @@ _HEAD = 512
 
 @dataclass(frozen=True)
 class TextFolder(Source):
-    """The text files of one folder, by name; each is one document.
+    """The text files of one directory, by name; each is one document.
 
-    Hundreds of thousands of small files are one task: a task each would cost more than its work.
+    They are one task: one task per small file would cost more than its work.
     """
 
     folder: str
@@ -48,9 +48,9 @@ class TextFolder(Source):
 
 
 def group_texts(sources: Iterable[Source]) -> list[Source]:
-    """Text files become one source a folder, where the first of them stood; others stay.
+    """Groups text files into one source per directory, at the position of the first; others stay.
 
-    One text file alone in its folder's list goes by its own name.
+    A single text file in its directory's list keeps its own name.
     """
     grouped: dict[str, list[ByteSource]] = {}
     kept: list[Source | list[ByteSource]] = []
@@ -74,7 +74,7 @@ def _name(files: list[ByteSource]) -> str:
 def read_texts(
     source: TextFolder, reading: RecordSchema, on_bytes: Callable[[int], Any] | None, digest: Any
 ) -> Iterator[Document | RejectedRecord]:
-    """The documents of a folder; `line` counts the files: `TextFolder.place` names them."""
+    """Yields the documents of a directory; `line` is the number of the file."""
     for number, file in enumerate(source.files, 1):
         if digest is not None:
             digest.update(f"\0{file.base}\0".encode())
@@ -93,7 +93,7 @@ def _read(
         content = _bounded(unpack(file, "jsonl", raw, on_bytes, digest), reading)
         kind = packing(content[:_HEAD])
         if kind == "parquet":
-            raise InvalidRecord("a parquet file, not a text: give it a .parquet name")
+            raise InvalidRecord("a parquet file, not a text. Rename it to .parquet")
         if kind in ("zst", "gz"):
             content = _bounded(unpack(file, kind, io.BytesIO(content)), reading)
     if problem := not_text(content[:_HEAD]):

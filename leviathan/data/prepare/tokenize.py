@@ -1,7 +1,7 @@
-"""One corpus file → one part: its ids, a table of its documents, and what was wrong with it.
+"""Tokenizes one corpus file: writes its ids, a document table, and the rejected records.
 
-A part depends on its file, the tokenizer and the validation fraction alone, so files can be done
-in any order, on any number of workers, again or not at all.
+The result depends only on the file, the tokenizer and the validation fraction, so that files can be
+tokenized in any order, by any number of workers, and again.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ from leviathan.files import write_atomic
 
 TRAIN, VAL = 0, 1
 
-# One record a document; `length` counts its end-of-text id, `digest` is of the text's UTF-8.
+# One record per document; `length` counts its end-of-text id, `digest` is of the text's UTF-8.
 DOCUMENT_DTYPE = np.dtype(
     [
         ("length", "<i8"),
@@ -41,22 +41,22 @@ DOCUMENT_DTYPE = np.dtype(
     ]
 )
 
-_BATCH_CHARACTERS = 2_000_000  # text held and encoded at once
+_BATCH_CHARACTERS = 2_000_000  # bytes of text encoded at once
 _BATCH_DOCUMENTS = 4096
 
-# Text encoded once more by tiktoken, to compare: about 2 % of the time that a part takes.
+# Text encoded again by tiktoken, for comparison: about 2 % of the time of a file.
 _COMPARED_AT_FIRST = 1 << 12
 _COMPARED_SHARE = 0.0015
 
 
 @dataclass(frozen=True)
 class TokenizeTask:
-    """What one worker needs to know to make one part.
+    """Input of one worker to tokenize one file.
 
     Attributes:
         include: subsets to keep, all if empty; `exclude`: subsets to omit.
-        backend: what encodes; `auto` chooses.
-        threads: for tiktoken alone; gigatoken is faster than its reader.
+        backend: the encoder; `auto` selects one.
+        threads: threads for tiktoken; gigatoken is faster than the reader.
     """
 
     source: Source
@@ -72,24 +72,24 @@ class TokenizeTask:
     backend: str = "auto"
 
     def wants(self, subset: str) -> bool:
-        """Whether documents of `subset` are to be kept."""
+        """Whether documents of `subset` are kept."""
         return subset not in self.exclude and (not self.include or subset in self.include)
 
 
 @dataclass(frozen=True)
 class TokenizedFileInfo:
-    """`part.json`: what a finished part was made of and what it holds.
+    """`part.json`: origin and statistics of a tokenized file.
 
     Attributes:
         path: the source's name.
-        bytes: as stored; of text, where a source cannot tell.
+        bytes: bytes as stored; bytes of text if the source cannot report them.
         excluded: documents omitted by their subset, by name.
-        named: number of records with a subset name; None in parts of an earlier version.
+        named: number of records with a subset name; None if written by an earlier version.
         unnamed: number of records without a value at `subset_key`.
-        misnamed: number of records whose value there is not a name.
+        misnamed: number of records with an invalid value at `subset_key`.
         misnamed_example: the first of them.
-        backend: what encoded it.
-        mismatches: 1 if another backend's ids were not tiktoken's, and were thrown away.
+        backend: the encoder used.
+        mismatches: 1 if the ids of another backend differed from tiktoken's and were discarded.
     """
 
     path: str
@@ -112,7 +112,7 @@ class TokenizedFileInfo:
 
     @classmethod
     def load(cls, part: Path) -> "TokenizedFileInfo":
-        """Reads a part's description."""
+        """Reads the description of a tokenized file."""
         return cls(**json.loads((part / "part.json").read_bytes()))
 
     def names_subsets(self, default: str) -> bool:
@@ -123,10 +123,10 @@ class TokenizedFileInfo:
 
 
 def tokenize(task: TokenizeTask, on_bytes: Callable[[int], Any]) -> TokenizedFileInfo:
-    """Makes `task.part` (a folder with ids, documents, rejects.jsonl and part.json), atomically.
+    """Writes `task.part` (a directory with ids, documents, rejects.jsonl and part.json) atomically.
 
     Raises:
-        DataError: the file is damaged, or has a bad line and `task.quarantine` is off.
+        DataError: the file is corrupt, or a record is rejected and `task.quarantine` is off.
     """
     tokenizer, encoder = load_encoder(task.tokenizer, task.backend)
     temporary = task.part.with_name(f"{task.part.name}.{os.getpid()}.tmp")
@@ -151,7 +151,7 @@ _encoders: dict[tuple[str, str], tuple[Tokenizer, Encoder]] = {}  # by fingerpri
 
 
 def load_encoder(folder: Path, backend: str) -> tuple[Tokenizer, Encoder]:
-    """The tokenizer saved in `folder` and its encoder; made once a process (and its forks)."""
+    """Loads the tokenizer saved in `folder` and its encoder, once per process and its forks."""
     key = (json.loads((folder / META_FILE).read_bytes())["fingerprint"], backend)
     if key not in _encoders:
         remember_encoder(load_tokenizer(folder), backend)
@@ -159,35 +159,35 @@ def load_encoder(folder: Path, backend: str) -> tuple[Tokenizer, Encoder]:
 
 
 def remember_encoder(tokenizer: Tokenizer, backend: str) -> Backend:
-    """Makes the encoder of `tokenizer`, for this process and those forked from it.
+    """Creates the encoder of `tokenizer`, for this process and those forked from it.
 
     Returns:
-        The backend that was taken.
+        The selected backend.
 
     Raises:
-        DataError: the backend asked for cannot be used with this tokenizer.
+        DataError: the requested backend does not support this tokenizer.
     """
     encoder = make_encoder(tokenizer, backend)
-    _encoders.clear()  # one is all that a process needs
+    _encoders.clear()  # a process needs only one
     for name in {backend, encoder.backend}:
         _encoders[tokenizer.fingerprint, name] = tokenizer, encoder
     return encoder.backend
 
 
 class _Mismatch(Exception):
-    """A backend's ids of a document are not tiktoken's."""
+    """The ids of a backend differ from tiktoken's for a document."""
 
     bytes_read = 0
 
     def __init__(self, item: Document, backend: str) -> None:
         super().__init__(
-            f"the ids that {backend} gives the document of line {item.line} are not tiktoken's; "
-            "the whole file is encoded by tiktoken instead. Please report that text"
+            f"the ids that {backend} gives for line {item.line} differ from those of tiktoken; "
+            "the complete file is encoded by tiktoken instead. Please report the text"
         )
 
 
 class _Writer:
-    """Writes one part into a folder."""
+    """Writes the ids, document table and statistics of one file to a directory."""
 
     def __init__(
         self, task: TokenizeTask, folder: Path, tokenizer: Tokenizer, encoder: Encoder
@@ -234,7 +234,7 @@ class _Writer:
         if source.stamp() != stamp:
             raise DataError(
                 "source.changed",
-                f"{source.name} was changed while it was read: run the command again",
+                f"{source.name} was changed while it was read. Run the command again",
             )
         return TokenizedFileInfo(
             path=source.name,
@@ -258,7 +258,7 @@ class _Writer:
     def _batches(
         self, items: Iterable[Document | RejectedRecord]
     ) -> Iterator[tuple[list[Document], list[RejectedRecord]]]:
-        """Groups the documents that are wanted; empty and excluded ones are counted."""
+        """Groups the selected documents; counts empty and excluded ones."""
         batch: list[Document] = []
         bad: list[RejectedRecord] = []
         characters = 0
@@ -274,7 +274,7 @@ class _Writer:
         yield batch, bad
 
     def _is_wanted(self, item: Document) -> bool:
-        """Whether a document belongs to the part; updates the counts."""
+        """Whether a document is selected; updates the counts."""
         self.records += self._has_records
         if item.no_subset == MISSING:
             self.unnamed += 1
@@ -294,7 +294,7 @@ class _Writer:
     def _encode(
         self, batch: list[Document], contents: list[bytes], bad: list[RejectedRecord]
     ) -> list[np.ndarray]:
-        """The ids of each document; one that cannot be encoded moves from `batch` to `bad`."""
+        """Encodes the documents; one that cannot be encoded is moved from `batch` to `bad`."""
         if self.task.threads > 1 and self.encoder.backend == "tiktoken":
             with ThreadPoolExecutor(self.task.threads) as pool:
                 found = list(pool.map(self._encode_one, batch, contents))
@@ -318,14 +318,14 @@ class _Writer:
             if not self.task.quarantine:
                 raise DataError(
                     "record.rejected",
-                    f"{bad.message(self.task.source)}; repair it, or set on_error=quarantine to "
-                    "leave such documents out",
+                    f"{bad.message(self.task.source)}. Repair it, or set on_error=quarantine to "
+                    "omit such documents",
                 )
             file_name, line = self.task.source.place(bad.line)
             record = {
                 "file": file_name,
-                "line": line or 1,  # a text file is one document, from its first line on
-                "byte_offset": bad.byte_offset or 0,  # rows have none
+                "line": line or 1,  # a text file is one document, which starts at its first line
+                "byte_offset": bad.byte_offset or 0,  # rows have no offset
                 "reason": bad.reason,
             }
             file.write(json.dumps(record) + "\n")
@@ -346,8 +346,8 @@ class _Writer:
         digests = b"".join([blake2b(content, digest_size=16).digest() for content in contents])
         table["digest"] = np.frombuffer(digests, "<u8").reshape(-1, 2)
         if task.split == "hash":
-            # The share of the 64-bit numbers below the threshold is the fraction, whatever else is
-            # in the corpus: a document never changes sides when files are added.
+            # The fraction of 64-bit numbers below the threshold is the validation fraction, so that
+            # a document never changes its split when files are added.
             threshold = np.uint64(int(task.fraction * 2.0**64))
             table["split"] = np.where(table["digest"][:, 0] < threshold, VAL, TRAIN)
         else:
@@ -355,7 +355,8 @@ class _Writer:
         return table
 
     def _compare(self, batch: list[Document], encoded: list[np.ndarray], table: np.ndarray) -> None:
-        """Encodes a few documents once more with tiktoken: the first, and some by their digests."""
+        """Encodes a few documents again with tiktoken: the first, and some selected by their
+        digests."""
         if self.encoder.backend == "tiktoken":
             return
         self._may_compare += _COMPARED_SHARE * int(table["bytes"].sum())
@@ -368,7 +369,7 @@ class _Writer:
                 return
             item, ids = batch[place], encoded[place]
             text = item.text
-            if len(text) > room:  # of a long one, its beginning
+            if len(text) > room:  # of a long document, its beginning
                 text = text[:room]
                 ids = self.encoder.encode(text)
             self._compared += len(text)
@@ -378,7 +379,7 @@ class _Writer:
                 raise mismatch
 
     def _join(self, encoded: list[np.ndarray]) -> np.ndarray:
-        """All ids in a row, each document followed by end-of-text, in the dataset's dtype."""
+        """Concatenates the ids, each document followed by end-of-text, in the dataset's dtype."""
         pieces = [piece for ids in encoded for piece in (ids, self._end)]
         joined = np.empty(sum(map(len, pieces)), self.dtype)
         return np.concatenate(pieces, out=joined, casting="same_kind")

@@ -1,7 +1,7 @@
-"""What a file is, by its first bytes, and its unpacked bytes, whatever it is packed with.
+"""Detects the format of a file by its first bytes, and decompresses it.
 
-Packed bytes are unpacked into pieces of bounded size: not even a file of a few bytes that stand for
-gigabytes takes more memory than any other.
+Compressed bytes are decompressed into blocks of bounded size, so that a file of a few bytes that
+decompresses to gigabytes needs no more memory than any other.
 """
 
 import gzip
@@ -18,16 +18,16 @@ Kind = Literal["jsonl", "zst", "gz", "parquet", "empty"]
 
 BOM = b"\xef\xbb\xbf"
 BUFFER = 1 << 20
-AGAIN = "download or copy it again"  # all that helps a file that is not whole
+AGAIN = "download or copy it again"  # the remedy for incomplete files
 _PACKED = 1 << 17  # compressed bytes read at once
-_WINDOW_LOG = 31  # `zstd --long=31`; the library refuses windows above 2^27 by itself
+_WINDOW_LOG = 31  # `zstd --long=31`; by default, the library rejects windows above 2^27
 
 
 def sniff(source: ByteSource) -> Kind:
-    """What `source` is, by its first bytes; the suffix only serves to name what it is not.
+    """Detects the format of `source` by its first bytes; the suffix is only used in messages.
 
     Raises:
-        DataError: unreadable, or something that people often take for a corpus file.
+        DataError: it is unreadable, or a format that is often confused with one.
     """
     with named(source), source.open() as file:
         head = file.read(512)
@@ -39,14 +39,14 @@ def sniff(source: ByteSource) -> Kind:
         if problem is None and packed and not start.startswith(b"{"):
             problem = f"not a {source.suffix[1:]} file (it begins with {head[:8]!r})"
         if problem is None and b"\0" in head:
-            problem = f"a binary file of no kind we read (it begins with {head[:8]!r})"
+            problem = f"a binary file of an unsupported format (it begins with {head[:8]!r})"
         if problem is not None:
             raise DataError("source.corrupt", f"{source.name}: {problem}")
     return kind or "jsonl"
 
 
 def packing(head: bytes) -> Kind | None:
-    """The packing that `head` is the beginning of, if it is one."""
+    """The compression of a file that begins with `head`, if known."""
     if not head:
         return "empty"
     # A zstd file may begin with a skippable frame.
@@ -58,7 +58,8 @@ def packing(head: bytes) -> Kind | None:
 
 
 def not_text(head: bytes) -> str | None:
-    """What `head` begins if it is none of our texts, in words; None if it may be one."""
+    """Names the format of a file that begins with `head` if it cannot be a corpus file; else
+    None."""
     start = head.removeprefix(BOM).lstrip()
     if start.startswith(b"version https://git-lfs"):
         return "a Git LFS pointer, not the data: run `git lfs pull`"
@@ -71,12 +72,12 @@ def not_text(head: bytes) -> str | None:
 
 @contextmanager
 def named(source: ByteSource) -> Iterator[None]:
-    """Turns what reading `source` raises into a DataError that names it."""
+    """Converts errors of reading `source` to a DataError that names it."""
     try:
         yield
     except gzip.BadGzipFile as error:
         raise DataError(
-            "source.corrupt", f"{source.name}: damaged gzip file ({error}); {AGAIN}"
+            "source.corrupt", f"{source.name}: corrupt gzip file ({error}); {AGAIN}"
         ) from None
     except OSError as error:
         raise DataError(
@@ -89,7 +90,7 @@ def named(source: ByteSource) -> Iterator[None]:
         ) from None
     except zlib.error as error:
         raise DataError(
-            "source.corrupt", f"{source.name}: damaged gzip file ({error}); {AGAIN}"
+            "source.corrupt", f"{source.name}: corrupt gzip file ({error}); {AGAIN}"
         ) from None
 
 
@@ -100,7 +101,7 @@ def unpack(
     on_bytes: Callable[[int], Any] | None = None,
     digest: Any = None,
 ) -> io.BufferedReader:
-    """The unpacked bytes of `file`; what is read of it is counted and hashed along the way."""
+    """Yields the decompressed bytes of `file`; counts and hashes the compressed ones."""
     tap = _HashingReader(file, on_bytes, digest)
     if kind == "zst":
         return io.BufferedReader(_ZstdFrames(source.name, tap), BUFFER)
@@ -111,7 +112,7 @@ def unpack(
 
 
 class _HashingReader(io.RawIOBase):
-    """Passes the bytes of a raw file on, counting and hashing them."""
+    """Yields the bytes of an uncompressed file; counts and hashes them."""
 
     def __init__(self, raw: IO[bytes], on_bytes: Callable[[int], Any] | None, digest: Any) -> None:
         self._raw, self._on_bytes, self._digest = raw, on_bytes, digest
@@ -129,7 +130,7 @@ class _HashingReader(io.RawIOBase):
 
 
 class _ZstdFrames(io.RawIOBase):
-    """Unpacks every frame of a zstd file and notices when the last one is cut off."""
+    """Decompresses every frame of a zstd file; detects a truncated last frame."""
 
     def __init__(self, name: str, packed: io.RawIOBase) -> None:
         from backports import zstd
@@ -138,7 +139,7 @@ class _ZstdFrames(io.RawIOBase):
         options = {int(zstd.DecompressionParameter.window_log_max): _WINDOW_LOG}
         self._new_frame = lambda: zstd.ZstdDecompressor(options=options)
         self._frame: Any = None
-        self._rest = b""  # packed bytes of the next frame
+        self._rest = b""  # compressed bytes of the next frame
 
     def readable(self) -> bool:
         return True
@@ -157,12 +158,12 @@ class _ZstdFrames(io.RawIOBase):
                     return 0
                 self._frame = self._frame or self._new_frame()
             else:
-                packed = b""  # it holds more of what it was given than it could hand out
+                packed = b""  # the decompressor still has output to return
             try:
                 unpacked = self._frame.decompress(packed, len(buffer))
             except self._error as error:
                 raise DataError(
-                    "source.corrupt", f"{self._name}: damaged zstd file ({error}); {AGAIN}"
+                    "source.corrupt", f"{self._name}: corrupt zstd file ({error}); {AGAIN}"
                 ) from None
             if self._frame.eof:
                 self._rest, self._frame = self._frame.unused_data, None

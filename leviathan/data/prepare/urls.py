@@ -1,4 +1,4 @@
-"""Corpus files behind URLs, through fsspec: `s3://`, `hf://`, `https://`, `file://` …"""
+"""Corpus files at URLs, through fsspec: `s3://`, `hf://`, `https://`, `file://`, …"""
 
 import io
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from leviathan.data.prepare.source import ByteSource, keep_corpus_files
 from leviathan.errors import DataError
 
 _BLOCK = 1 << 23
-# Where the various filesystems say which version of a file this is.
+# The keys under which filesystems report the version of a file.
 _VERSIONS = ("ETag", "etag", "blob_id", "md5Hash", "mtime", "LastModified", "last_modified")
 
 
 def is_url(pattern: str) -> bool:
-    """Whether `pattern` names something on a filesystem of fsspec."""
+    """Whether `pattern` is a URL of a filesystem of fsspec."""
     return "://" in pattern
 
 
@@ -55,13 +55,13 @@ class UrlSource(ByteSource):
         fs, path = open_filesystem(self.url)
         try:
             file = fs.open(path, "rb", block_size=_BLOCK, cache_type="readahead")
-        except Exception as error:  # every filesystem has its own
+        except Exception as error:  # every filesystem raises its own
             raise readable_error(error) from None
         return _SizeCheckedFile(file, self.length)  # pyright: ignore[reportReturnType] - as FileIO is
 
 
 class _SizeCheckedFile(io.RawIOBase):
-    """Reads a remote file to its end, and notices when that comes too early."""
+    """Reads a remote file; raises an error if it ends early."""
 
     def __init__(self, file: Any, size: int | None) -> None:
         self._file, self._size, self._done = file, size, 0
@@ -86,12 +86,12 @@ class _SizeCheckedFile(io.RawIOBase):
 
 
 def find_urls(pattern: str) -> list[ByteSource]:
-    """The corpus files behind a URL: a file, a folder, or a glob where it can be listed.
+    """Lists the corpus files at a URL: a file, a directory, or a glob if the server can list it.
 
-    Over http(s) a folder must end with a slash, and `?` is no wildcard.
+    Over http(s), a directory must end with a slash, and `?` is not a wildcard.
 
     Raises:
-        DataError: nothing is there, it cannot be reached, or a package for it is missing.
+        DataError: no file is found, the server is unreachable, or a package is not installed.
     """
     fs, path = open_filesystem(pattern)
     if _is_local(fs):
@@ -101,12 +101,14 @@ def find_urls(pattern: str) -> list[ByteSource]:
         if any(sign in path for sign in ("*[" if http else "*?[")):
             return keep_corpus_files(_sources(fs, fs.glob(path)), pattern)
         if pattern.endswith("/") or (not http and fs.isdir(path)):
-            fs.ls(path)  # raises what `find` passes over
+            fs.ls(path)  # raises the errors that `find` ignores
             return keep_corpus_files(_sources(fs, fs.find(path)), pattern)
         return [_source(fs, path, pattern)]
     except FileNotFoundError as error:
         reason = f" ({error.__cause__})" if error.__cause__ is not None else ""
-        raise DataError("source.not_found", f"no such file or folder: {pattern}{reason}") from None
+        raise DataError(
+            "source.not_found", f"no such file or directory: {pattern}{reason}"
+        ) from None
     except DataError:
         raise
     except Exception as error:
@@ -116,11 +118,11 @@ def find_urls(pattern: str) -> list[ByteSource]:
 
 
 def _find_local(fs: Any, path: str, pattern: str) -> list[ByteSource]:
-    """Files of this machine (`file://`), listed in the same way as paths."""
+    """Lists local files (`file://`) in the same way as paths."""
     if Path(path).is_file():
         return [_source(fs, path, pattern)]
     if (listing := list_local(Path(path))) is None:
-        raise DataError("source.not_found", f"no such file or folder: {pattern}")
+        raise DataError("source.not_found", f"no such file or directory: {pattern}")
     listing.warn(pattern)
     return keep_corpus_files(_sources(fs, map(str, listing.files)), pattern)
 
@@ -136,7 +138,7 @@ def _sources(fs: Any, paths: Any) -> list[ByteSource]:
 def _source(fs: Any, path: str, url: str) -> UrlSource:
     info = fs.info(path)
     if info.get("type") == "directory":
-        raise DataError("source.is_folder", f"{url} is a folder: end it with a slash")
+        raise DataError("source.is_directory", f"{url} is a directory. Append a slash")
     version = next((str(info[key]) for key in _VERSIONS if info.get(key)), "unknown")
     size = info.get("size")
     local = _is_local(fs)

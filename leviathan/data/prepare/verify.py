@@ -1,4 +1,4 @@
-"""`leviathan data verify`: reads every byte of a dataset and counts again."""
+"""`leviathan data verify`: reads every byte of a dataset and recounts its contents."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _ROWS_AT_ONCE = 2048
 
 @dataclass(frozen=True)
 class ShardCheck:
-    """One shard to look at, and what is said of it."""
+    """One shard to verify, with its entry."""
 
     path: Path
     number: int
@@ -39,15 +39,15 @@ class ShardCheck:
 
 @dataclass(frozen=True)
 class ShardFacts:
-    """What was found in it.
+    """Statistics of a verified shard.
 
     Attributes:
-        counts: int64 [vocab_size], of its rows' ids, without the id that every row but the stream's
-            first shares with the row before.
-        subset_documents: int64 [subsets], documents that end in it.
+        counts: int64 [vocab_size], of its samples' ids, without the id that every sample except the
+            stream's first shares with the previous one.
+        subset_documents: int64 [subsets], documents that end in the shard.
         subset_ids: int64 [subsets], as `counts`.
-        first_id: the first row's first id, `first_document` its document.
-        last_id: the last row's last id, `next_document` the document that would come next.
+        first_id: the first sample's first id, in document `first_document`.
+        last_id: the last sample's last id; `next_document` is the document that follows.
     """
 
     counts: np.ndarray
@@ -60,18 +60,18 @@ class ShardFacts:
 
 
 def verify(directory: Path, workers: int = 1) -> dict[str, Any]:
-    """Re-hashes every shard and re-counts every row, document and id of a dataset.
+    """Hashes every shard and counts every sample, document and id of a dataset.
 
     Returns:
         `DatasetInfo.summary()` with `"verified": True`.
 
     Raises:
-        DataError: naming the file and the problem with it.
+        DataError: a file is corrupt; the message names it.
     """
     info = DatasetInfo.load(directory)
     tokenizer = load_tokenizer(directory)
     _check_tokenizer(directory, info, tokenizer)
-    lengths = np.zeros(info.vocab_size, np.int64)  # bytes behind each id; end-of-text has none
+    lengths = np.zeros(info.vocab_size, np.int64)  # bytes of each id; end-of-text has none
     lengths[list(tokenizer.ranks.values())] = [len(token) for token in tokenizer.ranks]
     total = sum(split.rows for split in info.splits.values())
     with progress_bar("verifying (rows)", total=total) as bar, open_local_pool(workers) as pool:
@@ -83,20 +83,20 @@ def verify(directory: Path, workers: int = 1) -> dict[str, Any]:
     if found != info.fingerprint:
         raise DataError(
             "verify.fingerprint",
-            f"{directory}: the fingerprint in dataset.json is not that of its shards",
+            f"{directory}: the fingerprint in dataset.json does not match its shards",
         )
     _verify_totals(directory, info)
     for path in _unknown(directory, info):
         say(
-            f"warning: {path} is no part of the dataset: nothing reads it; if it is not yours, "
-            "an interrupted run left it",
+            f"warning: {path} is not part of the dataset and is ignored; it may be left over "
+            "from an interrupted run",
             style="yellow",
         )
     return info.summary() | {"verified": True}
 
 
 def _unknown(directory: Path, info: DatasetInfo) -> list[Path]:
-    """What lies in the dataset's folders and is none of its files."""
+    """Yields files in the dataset's directories that do not belong to it."""
     known = {directory / name for name in (*OWN_FILES, *info.splits)}
     found = list(directory.iterdir())
     for name in info.splits:
@@ -112,13 +112,14 @@ def _check_tokenizer(directory: Path, info: DatasetInfo, tokenizer: Tokenizer) -
     if tokenizer.fingerprint != info.tokenizer.fingerprint:
         raise DataError(
             "verify.tokenizer",
-            f"{directory}: tokenizer.tiktoken is not the tokenizer of dataset.json (fingerprint)",
+            f"{directory}: tokenizer.tiktoken is not the tokenizer of dataset.json (its "
+            "fingerprint differs)",
         )
     if tokenizer.vocab_size != info.vocab_size:
         raise DataError(
             "verify.tokenizer",
-            f"{directory / DATASET_FILE}: vocab_size is {info.vocab_size}, the tokenizer has "
-            f"{tokenizer.vocab_size} ids",
+            f"{directory / DATASET_FILE}: vocab_size is {info.vocab_size}, but the tokenizer "
+            f"has {tokenizer.vocab_size} ids",
         )
 
 
@@ -170,37 +171,35 @@ def _verify_split(
         first_id, first_document, last_id, next_document = ends[number]
         # The last id of a sample is the first of the next one.
         if number and (first_id, first_document) != before:
-            raise DataError("verify.order", f"{check.path}: does not continue the shard before it")
+            raise DataError("verify.order", f"{check.path}: does not continue the previous shard")
         before = last_id, next_document
     _compare(data / name, info, info.split(name), counts, documents, ids, lengths)
     return counts
 
 
 def check_shard(check: ShardCheck, on_rows: Callable[[float], Any]) -> ShardFacts:
-    """Reads one shard and counts what is in it.
+    """Reads one shard and counts its contents.
 
     Raises:
-        DataError: it is not what `index.json` says, or its rows do not fit together.
+        DataError: it differs from `index.json`, or its samples are inconsistent.
     """
     shard = read_shard(check.path, check.seq_len, check.dtype)
     if shard.sha256 != check.sha256:
-        raise DataError(
-            "verify.hash", f"{check.path}: damaged: its sha256 is not the one in index.json"
-        )
+        raise DataError("verify.hash", f"{check.path}: corrupt: its sha256 differs from index.json")
     if len(shard.n_valid) != check.rows:
         raise DataError(
             "verify.samples",
-            f"{check.path}: holds {len(shard.n_valid)} rows, index.json says {check.rows}",
+            f"{check.path}: contains {len(shard.n_valid)} samples, index.json states {check.rows}",
         )
     _check_rows(check, shard)
     counts = np.zeros(check.vocab_size, np.int64)
     documents, ids = np.zeros((2, check.subsets), np.int64)
     first_subset = np.cumsum(shard.documents) - shard.documents
-    number = int(shard.first_document[0])  # of the document that the next row begins with
+    number = int(shard.first_document[0])  # document of the first id of the next sample
     for begin in range(0, check.rows, _ROWS_AT_ONCE):
         rows = slice(begin, begin + _ROWS_AT_ONCE)
         tokens = shard.tokens[rows]
-        # The document of each id, counted from the row's first: one more after an end-of-text.
+        # The document of each id, relative to the sample's first: incremented after an end-of-text.
         document = np.zeros(tokens.shape, np.int64)
         np.cumsum(tokens[:, :-1] == check.end_of_text, axis=1, out=document[:, 1:])
         last = document[np.arange(len(tokens)), shard.n_valid[rows] - 1]
@@ -210,7 +209,7 @@ def check_shard(check: ShardCheck, on_rows: Callable[[float], Any]) -> ShardFact
         ).any():
             raise DataError(
                 "verify.documents",
-                f"{check.path}: first_document or subsets do not fit the end-of-text ids",
+                f"{check.path}: first_document or subsets do not match the end-of-text ids",
             )
         is_new = np.arange(check.seq_len + 1) < shard.n_valid[rows, None]
         is_new[:, 0] = False
@@ -236,19 +235,19 @@ def _check_rows(check: ShardCheck, shard: ShardContent) -> None:
     width = check.seq_len + 1
     may_be_short = check.rows - 1 if check.last else check.rows
     if (shard.n_valid[:may_be_short] != width).any() or not 1 < shard.n_valid[-1] <= width:
-        raise DataError("verify.order", f"{check.path}: a row before the last one is not full")
+        raise DataError("verify.order", f"{check.path}: a sample before the last one is not full")
     beyond = np.flatnonzero((shard.tokens >= check.vocab_size).any(axis=1))
     if len(beyond) or shard.subsets.max() >= check.subsets:
-        where = f"row {check.first_row + beyond[0]}" if len(beyond) else "a row"
+        where = f"sample {check.first_row + beyond[0]}" if len(beyond) else "a sample"
         raise DataError(
             "verify.invalid_id",
-            f"{check.path}: {where} holds an id beyond the vocabulary or the subsets",
+            f"{check.path}: {where} contains an id beyond the vocabulary or the subsets",
         )
     broken = np.flatnonzero(shard.tokens[1:, 0] != shard.tokens[:-1, -1])
     if len(broken):
         number = check.first_row + int(broken[0]) + 1
         raise DataError(
-            "verify.order", f"{check.path}: row {number} does not continue row {number - 1}"
+            "verify.order", f"{check.path}: sample {number} does not continue sample {number - 1}"
         )
 
 
@@ -261,25 +260,25 @@ def _compare(
     ids: np.ndarray,
     lengths: np.ndarray,
 ) -> None:
-    """Holds what was counted against `dataset.json`."""
+    """Compares the counts with `dataset.json`."""
     if (documents.sum(), counts.sum()) != (split.documents, split.ids):
         raise DataError(
             "verify.totals",
-            f"{folder}: {documents.sum()} documents and {counts.sum()} ids, dataset.json says "
+            f"{folder}: {documents.sum()} documents and {counts.sum()} ids, dataset.json states "
             f"{split.documents} and {split.ids}",
         )
     if (text_bytes := int(counts @ lengths)) != split.bytes_of_text:
         raise DataError(
             "verify.totals",
-            f"{folder}: {text_bytes} bytes of text, dataset.json says {split.bytes_of_text}",
+            f"{folder}: {text_bytes} bytes of text, dataset.json states {split.bytes_of_text}",
         )
     for number, name in enumerate(info.subsets):
         found, said = (documents[number], ids[number]), split.subsets.get(name)
         if split.subsets and found != ((said.documents, said.ids) if said else (0, 0)):
             raise DataError(
                 "verify.totals",
-                f"{folder}: {found[0]} documents and {found[1]} ids of {name!r}, dataset.json says "
-                f"{said.documents if said else 0} and {said.ids if said else 0}",
+                f"{folder}: {found[0]} documents and {found[1]} ids of {name!r}, dataset.json "
+                f"states {said.documents if said else 0} and {said.ids if said else 0}",
             )
 
 
@@ -287,33 +286,35 @@ def _verify_counts(path: Path, counts: np.ndarray) -> None:
     try:
         stored = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise DataError("verify.token_counts", f"{path}: missing or damaged ({error})") from None
+        raise DataError("verify.token_counts", f"{path}: missing or corrupt ({error})") from None
     if not np.array_equal(stored, counts):
         raise DataError(
-            "verify.token_counts", f"{path}: not the counts of the ids in the training split"
+            "verify.token_counts",
+            f"{path}: differs from the counts of the ids in the training split",
         )
 
 
 def _verify_totals(directory: Path, info: DatasetInfo) -> None:
-    """What `dataset.json` says of its sources must add up, and the rejects must be there."""
+    """Checks that the sources in `dataset.json` add up, and that the rejects exist."""
     path, sources = directory / DATASET_FILE, info.sources
     for key in ("empty", "rejected"):
         summed = sum(getattr(source, key) for source in sources)
         if summed != getattr(info, key):
             raise DataError(
-                "verify.totals", f"{path}: {key} is {getattr(info, key)}, its sources say {summed}"
+                "verify.totals",
+                f"{path}: {key} is {getattr(info, key)}, but its sources state {summed}",
             )
     documents = sum(source.documents for source in sources)
     if not info.config.get("mixing") and documents != info.documents + info.duplicates:
         raise DataError(
             "verify.totals",
-            f"{path}: {info.documents} documents and {info.duplicates} duplicates, its sources say "
-            f"{documents}",
+            f"{path}: {info.documents} documents and {info.duplicates} duplicates, but its "
+            f"sources state {documents}",
         )
     if info.rejected:
         rejects = directory / REJECTS_FILE
         lines = rejects.read_bytes().count(b"\n") if rejects.is_file() else 0
         if lines != info.rejected:
             raise DataError(
-                "verify.rejects", f"{rejects}: {lines} lines, dataset.json says {info.rejected}"
+                "verify.rejects", f"{rejects}: {lines} lines, dataset.json states {info.rejected}"
             )

@@ -1,15 +1,15 @@
-"""The state of a preparation in its output folder: writers, configuration, finished work.
+"""State of a preparation in its output directory: locks, configuration, finished work.
 
-While it runs, `out/.prep/` holds
+During a preparation, `out/.prep/` contains
 
-    config.json       what is being made; another configuration is refused
-    request.json      the whole configuration and the list of inputs, for `leviathan data merge`
+    config.json       the configuration; another one is refused
+    request.json      the complete configuration and the list of inputs, for `leviathan data merge`
     tokenizer/
-    parts/NNNNN/      one finished corpus file each
-    slice-R-of-N      empty: that slice is done and waits for the merge
-    pack/             finished shards of train and val, and `of.json`: which parts they are made of
+    parts/NNNNN/      one tokenized corpus file each
+    slice-R-of-N      empty: the slice is finished and waits for the merge
+    pack/             finished shards of train and val, and `of.json`, which lists their parts
 
-`dataset.json` is written last; then `.prep` goes.
+`dataset.json` is written last; then `.prep` is removed.
 """
 
 import json
@@ -34,32 +34,37 @@ from leviathan.files import read_json, write_atomic
 from leviathan.locks import lock_file
 
 LOCK_FILE = ".prep.lock"
-TOKENIZER = "tokenizer"  # folder
+TOKENIZER = "tokenizer"  # directory
 SPLITS = ("train", "val")
-OWN_FILES = (COUNTS_FILE, DATASET_FILE, REJECTS_FILE, RANKS_FILE, META_FILE)  # beside the splits
+OWN_FILES = (COUNTS_FILE, DATASET_FILE, REJECTS_FILE, RANKS_FILE, META_FILE)  # next to the splits
 
 
 @contextmanager
 def lock_for_writing(out: Path) -> Iterator[None]:
-    """Holds the folder's lock; the system frees it when the process ends, however it ends.
+    """Locks the directory; the system releases the lock when the process exits.
 
     Raises:
-        DataError: another process is writing there, or the folder cannot be written.
+        DataError: another process is writing to it, or it is not writable.
     """
-    message = f"another preparation is writing to {out}: wait for it, or choose another out"
+    message = f"another preparation is writing to {out}. Wait for it, or choose another out"
     with _made(out), _locked(out / LOCK_FILE, message):
         yield
 
 
 @contextmanager
 def lock_for_slice(out: Path, rank: int, world: int) -> Iterator[None]:
-    """Holds the lock of one slice; others may hold those of other slices, but no one the folder's.
+    """Locks one slice; other slices may be locked at the same time, but not the directory.
 
     Raises:
-        DataError: somebody makes the same slice, or is at work on the whole.
+        DataError: another process prepares the same slice or the complete dataset.
     """
-    whole = f"{out} is being prepared or merged as a whole: wait for it, or choose another out"
-    twice = f"slice {rank} of {world} of {out} is being made by another process: start each once"
+    whole = (
+        f"{out} is being prepared or merged by another process. Wait for it, or choose another out"
+    )
+    twice = (
+        f"slice {rank} of {world} of {out} is being prepared by another process. Start each "
+        "slice once"
+    )
     own = out / f".prep.slice-{rank}-of-{world}.lock"
     with (
         _made(out),
@@ -71,7 +76,7 @@ def lock_for_slice(out: Path, rank: int, world: int) -> Iterator[None]:
 
 @contextmanager
 def _made(out: Path) -> Iterator[None]:
-    """The folder is there; afterwards it is gone if nothing has been left in it."""
+    """Creates the directory; removes it afterwards if it is empty."""
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -98,13 +103,13 @@ def _locked(path: Path, taken: str, shared: bool = False) -> Iterator[None]:
 
 
 class WorkDir:
-    """The work folder of one preparation. Create it only while holding one of the locks.
+    """The work directory of one preparation. Create it only while holding one of the locks.
 
-    Leaving its context removes the folder if no finished work would be lost; not when it is
+    Leaving its context removes the directory if no finished work would be lost, unless it is
     `shared` with other slices.
 
     Raises:
-        DataError: the folder holds something else, or another configuration's work.
+        DataError: the directory contains other files, or the work of another configuration.
     """
 
     def __init__(self, out: Path, identity: dict[str, Any], shared: bool = False) -> None:
@@ -118,8 +123,8 @@ class WorkDir:
             if others:
                 raise DataError(
                     "prep.not_empty",
-                    f"{out} is not empty (it holds {', '.join(others[:5])}) and was not begun by "
-                    "`leviathan prep`: choose another out, or empty it",
+                    f"{out} is not empty (it contains {', '.join(others[:5])}) and was not "
+                    "created by `leviathan prep`. Choose another out, or empty it",
                 )
             try:
                 self.work.mkdir(exist_ok=True)
@@ -138,16 +143,16 @@ class WorkDir:
             self._discard_if_empty()
 
     def clear_leftovers(self, tasks: Sequence[TokenizeTask]) -> None:
-        """Removes what killed attempts at these tasks have left half-done."""
+        """Removes incomplete output of interrupted attempts at these tasks."""
         for task in tasks:
             for leftover in task.part.parent.glob(f"{task.part.name}.*.tmp"):
                 shutil.rmtree(leftover, ignore_errors=True)
 
     def record(self, request: dict[str, Any]) -> None:
-        """Leaves the request for a merge.
+        """Writes the request for a merge.
 
         Raises:
-            DataError: other slices were given another list of inputs.
+            DataError: other slices have another list of inputs.
         """
         path = self.work / "request.json"
         if (
@@ -160,20 +165,20 @@ class WorkDir:
             }
             raise DataError(
                 "prep.other_sources",
-                f"the other slices of {self.out} were begun with other input files than are found "
-                f"now (for example {min(differ)}): give every slice the same files, or remove "
-                f"{self.work}",
+                f"the other slices of {self.out} were started with other input files than are "
+                f"found now (for example {min(differ)}). Give every slice the same files, or "
+                f"remove {self.work}",
             )
         write_atomic(path, json.dumps(request, indent=2).encode())
 
     def finished(self, task: TokenizeTask) -> TokenizedFileInfo | None:
-        """The part of `task` if it is there and its file has not changed since; else clears it."""
+        """The tokenized file of `task` if its source has not changed since; otherwise clears it."""
         if not task.part.exists():
             return None
         info = TokenizedFileInfo.load(task.part)
         made_of = (info.path, info.split, info.stamp)
         unchanged = made_of == (task.source.name, task.split, task.source.stamp())
-        # An earlier version searched fewer places for subset names: redo parts without any.
+        # An earlier version searched fewer locations for subset names: redo files without any.
         is_current = (
             info.named is not None
             or isinstance(task.source, TextFolder)
@@ -185,7 +190,7 @@ class WorkDir:
         return None
 
     def mark_slice(self, rank: int, world: int, done: bool) -> None:
-        """Notes for people whether a slice waits for the merge."""
+        """Marks a slice as waiting for the merge."""
         mark = self.work / SLICE_MARK.format(rank=rank, world=world)
         if done:
             mark.touch()
@@ -193,7 +198,8 @@ class WorkDir:
             mark.unlink(missing_ok=True)
 
     def packing(self, of: Sequence[Any]) -> dict[str, Path]:
-        """Folders for the shards of train and val; what is in them was packed of the same parts."""
+        """Directories for the shards of train and val; emptied if they were packed from other
+        parts."""
         folder, mark = self.work / "pack", self.work / "pack" / "of.json"
         content = json.dumps(of).encode()
         if not mark.is_file() or mark.read_bytes() != content:
@@ -204,18 +210,20 @@ class WorkDir:
             write_atomic(mark, content)
         folders = {split: folder / split for split in SPLITS}
         for split, inside in folders.items():
-            if (self.out / split).exists():  # killed between moving it out and dataset.json
+            if (
+                self.out / split
+            ).exists():  # killed between moving the splits and writing dataset.json
                 shutil.rmtree(inside, ignore_errors=True)
                 (self.out / split).rename(inside)
         return folders
 
     def _discard_if_empty(self) -> None:
-        """Removes the work folder if no finished part has documents: nothing would be lost."""
+        """Removes the work directory if no tokenized file has documents: nothing would be lost."""
         if not any(TokenizedFileInfo.load(part).documents for part in self.parts.glob("?????")):
             shutil.rmtree(self.work)
 
     def close(self) -> None:
-        """Removes the work folder; the dataset is finished."""
+        """Removes the work directory; the dataset is complete."""
         shutil.rmtree(self.work)
         for leftover in _leftovers(self.out):
             leftover.unlink()
@@ -231,12 +239,12 @@ def read_work_file(path: Path) -> dict[str, Any]:
 
 
 def is_finished(out: Path) -> bool:
-    """Whether `out` holds a finished dataset."""
+    """Whether `out` contains a complete dataset."""
     return (out / DATASET_FILE).is_file()
 
 
 def tidy(out: Path) -> None:
-    """Removes what runs killed at their very end have left beside a finished dataset."""
+    """Removes leftovers of runs that were killed at their very end, next to a complete dataset."""
     work = out / WORK_FOLDER
     if work.exists() or (out / LOCK_FILE).exists() or _leftovers(out):
         with suppress(DataError), lock_for_writing(out):
@@ -246,15 +254,15 @@ def tidy(out: Path) -> None:
 
 
 def _leftovers(out: Path) -> list[Path]:
-    """Temporary files of killed runs; only while no one writes there."""
+    """Temporary files of killed runs; call only while no process writes there."""
     return [path for name in OWN_FILES for path in out.glob(f".{name}.*.tmp")]
 
 
 def check_same(found: dict[str, Any], wanted: dict[str, Any], out: Path) -> None:
-    """Refuses to mix two preparations in one folder.
+    """Raises an error if another preparation uses the directory.
 
     Raises:
-        DataError: naming the keys that differ.
+        DataError: the keys that differ are named.
     """
     differ = [
         f"{key} (there {found.get(key)!r}, now {wanted.get(key)!r})"
@@ -264,6 +272,6 @@ def check_same(found: dict[str, Any], wanted: dict[str, Any], out: Path) -> None
     if differ:
         raise DataError(
             "prep.other_config",
-            f"{out} holds a dataset of another configuration; what differs: {'; '.join(differ)}. "
-            "Choose another out, or remove that folder.",
+            f"{out} contains a dataset of another configuration. Differences: "
+            f"{'; '.join(differ)}. Choose another out, or remove the directory.",
         )

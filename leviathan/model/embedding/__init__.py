@@ -1,4 +1,4 @@
-"""The input embeddings, by the `kind` that configurations name them with."""
+"""The input embeddings by their configuration `kind`."""
 
 from leviathan.config.schema import ModelConfig
 from leviathan.model.embedding.albert import AlbertEmbedding
@@ -23,7 +23,7 @@ KINDS: dict[str, type[InputEmbedding]] = {
 
 
 def build_embedding(config: ModelConfig) -> InputEmbedding:
-    """The input embedding that `config.embedding` describes, its parameters not yet drawn."""
+    """The input embedding described by `config.embedding`, with uninitialized parameters."""
     return KINDS[config.embedding.kind](config)
 
 

@@ -1,4 +1,4 @@
-"""ALBERT's factorized table."""
+"""Factorized embedding table of ALBERT."""
 
 from collections.abc import Mapping
 
@@ -33,7 +33,7 @@ class AlbertEmbedding(InputEmbedding):
         return (_albert(config).width or 0) * config.d_model
 
     def init_spec(self, config: ModelConfig) -> Mapping[str, Normal]:
-        """The backbone's std; `calibrate` then sets the scale of the output."""
+        """The std of the backbone; `calibrate` then sets the scale of the output."""
         return {"table": Normal(config.init_std), "projection": Normal(config.init_std)}
 
     def param_roles(self) -> Mapping[str, Role]:
@@ -47,9 +47,9 @@ class AlbertEmbedding(InputEmbedding):
     def forward(
         self, ids: Tensor, unique_ids: Tensor | None = None, inverse: Tensor | None = None
     ) -> Tensor:
-        """`[B, T] → [B, T, D]`, token by token.
+        """`[B, T] → [B, T, D]`, per token.
 
-        With E this narrow the product costs less than scattering rows of width D back to the
+        Because E is small, the product costs less than scattering rows of width D back to the
         tokens, and their gradients to the distinct ids.
         """
         self._check(ids if unique_ids is None else unique_ids)

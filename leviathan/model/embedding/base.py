@@ -1,4 +1,4 @@
-"""What every input embedding is: token ids in, vectors out, a table on demand."""
+"""Interface of the input embeddings: token ids to vectors, and a table on demand."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -30,9 +30,8 @@ class InputEmbedding(nn.Module, ABC):
     """Maps token ids to vectors of width `d_model`.
 
     Attributes:
-        vocabulary: V, the number of ids with a vector: the model's padded vocabulary.
-        linear_in: names of the parameters that E is linear in, all of them taken together; scaling
-            them scales E.
+        vocabulary: V, the number of ids with a vector (the padded vocabulary of the model).
+        linear_in: names of parameters such that scaling all of them scales E.
     """
 
     linear_in: ClassVar[tuple[str, ...]] = ()
@@ -50,22 +49,24 @@ class InputEmbedding(nn.Module, ABC):
     @staticmethod
     @abstractmethod
     def multiply_adds(config: ModelConfig) -> int:
-        """Multiply-adds of the forward pass for one id."""
+        """Multiply-adds of the forward pass per id."""
 
     @abstractmethod
     def init_spec(self, config: ModelConfig) -> Mapping[str, Normal]:
-        """How each of the module's own parameters is drawn, by its local name."""
+        """Initialization of each of the module's own parameters, by local name."""
 
     @abstractmethod
     def param_roles(self) -> Mapping[str, Role]:
-        """Local name → role of each of the module's own parameters."""
+        """Role of each of the module's own parameters, by local name."""
 
     @torch.no_grad()
     def calibrate(self, config: ModelConfig) -> None:
-        """Scales the parameters of `linear_in` so that E starts with std `embedding_init_std`.
+        """Scales the parameters of `linear_in` so that E has the std `embedding_init_std` at step
+        0.
 
-        Over evenly spaced ids, in float64 on the CPU, so that the factor, rounded to fp32, is the
-        same everywhere. Nothing happens where that is null, or the kind has no such parameters.
+        Computed over evenly spaced ids in float64 on the CPU, so that the factor, rounded to fp32,
+        is identical on all devices. Does nothing if `embedding_init_std` is null or `linear_in` is
+        empty.
         """
         wanted = getattr(config.embedding, "embedding_init_std", None)
         if wanted is None or not self.linear_in:
@@ -79,29 +80,30 @@ class InputEmbedding(nn.Module, ABC):
 
     @abstractmethod
     def vectors(self, ids: Tensor) -> Tensor:
-        """Vectors `[N, D]` of the ids `[N]` (int64), each computed by itself."""
+        """Vectors `[N, D]` of the ids `[N]` (int64), each computed independently."""
 
     def tp_layout(self) -> TPPlan:
-        """How the parameters are cut under tensor parallelism; all whole unless a kind says so."""
+        """How tensor parallelism shards the parameters; by default, all are replicated."""
         return {}
 
     @property
     def output_weight(self) -> nn.Parameter | None:
-        """The table `[V, D]` an output head is tied to, or None where the head has its own."""
+        """The table `[V, D]` to which an output head is tied; None if the head has its own
+        weight."""
         return None
 
     def forward(
         self, ids: Tensor, unique_ids: Tensor | None = None, inverse: Tensor | None = None
     ) -> Tensor:
-        """Vectors of a batch; work follows the distinct ids, not the tokens.
+        """Vectors of a batch, computed once per distinct id.
 
         Args:
             ids: `[B, T]` int64 token ids.
-            unique_ids: `[U]` the distinct ids, if the loader found them; repeats are allowed.
+            unique_ids: distinct ids of the batch, `[U]`, if known; repetitions are allowed.
             inverse: `[B, T]` int64 with `unique_ids[inverse] == ids`.
 
         Returns:
-            `[B, T, D]` in the parameters' dtype.
+            `[B, T, D]` in the dtype of the parameters.
 
         Raises:
             IndexError: an id is outside [0, V) (on CUDA a device-side assertion).
@@ -115,11 +117,11 @@ class InputEmbedding(nn.Module, ABC):
 
     @torch.no_grad()
     def materialize(self, dtype: torch.dtype | None = None, chunk: int = 1024) -> Tensor:
-        """The whole table `[V, D]`, computed `chunk` ids at a time.
+        """The complete table `[V, D]`, computed `chunk` ids at a time.
 
         Args:
-            dtype: of the result; the parameters' own if omitted.
-            chunk: ids at a time, which bounds the memory of intermediates.
+            dtype: dtype of the result; default: that of the parameters.
+            chunk: number of ids computed at once, which bounds the memory of intermediates.
         """
         device = next(chain(self.parameters(), self.buffers())).device
         first = self.vectors(torch.zeros(1, dtype=torch.int64, device=device))
@@ -130,7 +132,7 @@ class InputEmbedding(nn.Module, ABC):
         return table
 
     def _check(self, ids: Tensor) -> None:
-        """Refuses ids without a vector; without a synchronization on CUDA."""
+        """Raises `IndexError` for ids without a vector; does not synchronize with CUDA."""
         if ids.numel() == 0 or ids.device.type == "meta":
             return
         low, high = ids.aminmax()
@@ -139,6 +141,6 @@ class InputEmbedding(nn.Module, ABC):
             torch.ops.aten._assert_async.msg(inside, "a token id is outside the vocabulary")
         elif not inside:
             raise IndexError(
-                f"token ids span [{int(low)}, {int(high)}], outside the vocabulary "
-                f"[0, {self.vocabulary}): the data does not fit this model's vocabulary"
+                f"token ids span [{int(low)}, {int(high)}], outside the vocabulary [0, "
+                f"{self.vocabulary}): the data does not match the vocabulary of this model"
             )

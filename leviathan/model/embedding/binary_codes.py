@@ -1,4 +1,4 @@
-"""The id's own bits: an input embedding without a parameter."""
+"""An input embedding without parameters: the bits of the token id."""
 
 from collections.abc import Mapping
 
@@ -12,10 +12,10 @@ from leviathan.model.embedding.base import InputEmbedding, Normal
 
 
 class BinaryCodesEmbedding(InputEmbedding):
-    """Column c of E_i is ±1, the bit c mod ⌈log₂V⌉ of i (the lowest first), times a constant.
+    """Column c of E_i is bit c mod ⌈log₂V⌉ of i (least significant first) as ±1, times a constant.
 
     Source: arXiv 2605.09751. The constant is `embedding_init_std`, so that training starts at the
-    scale of the other kinds; unlike theirs, the scale here never moves.
+    scale of the other kinds; it is not trained.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -25,17 +25,17 @@ class BinaryCodesEmbedding(InputEmbedding):
         self.bits = max(1, (config.padded_vocab_size - 1).bit_length())
         self.d_model = config.d_model
         self.scale = binary.embedding_init_std or 1.0
-        # No values, so nothing to lose on the meta device: it follows the model's dtype and device.
+        # Empty buffer that follows the dtype and device of the model.
         self.register_buffer("like", torch.empty(0), persistent=False)
         self.like: Tensor
 
     @staticmethod
     def multiply_adds(config: ModelConfig) -> int:
-        """None."""
+        """No parameters."""
         return 0
 
     def init_spec(self, config: ModelConfig) -> Mapping[str, Normal]:
-        """Nothing to draw."""
+        """No parameters."""
         return {}
 
     def param_roles(self) -> Mapping[str, Role]:
@@ -51,6 +51,6 @@ class BinaryCodesEmbedding(InputEmbedding):
     def forward(
         self, ids: Tensor, unique_ids: Tensor | None = None, inverse: Tensor | None = None
     ) -> Tensor:
-        """`[B, T] → [B, T, D]`; computing a row is as cheap as copying it."""
+        """`[B, T] → [B, T, D]`, per token: computing a vector is as cheap as copying it."""
         self._check(ids if unique_ids is None else unique_ids)
         return self.vectors(ids.flatten()).view(*ids.shape, self.d_model)

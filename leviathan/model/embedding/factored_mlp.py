@@ -1,4 +1,4 @@
-"""LEV's digits and codebooks, and an MLP in place of its splines."""
+"""Digits and codebooks of LEV with an MLP instead of splines."""
 
 from collections.abc import Mapping
 
@@ -14,7 +14,7 @@ from leviathan.model.kernels.lev import digits_of
 
 
 class FactoredMLPEmbedding(SeedMLPEmbedding):
-    """The seed is the sum of one row per digit of codebooks `[k, b, d]`, as LEV's is."""
+    """The seed is the sum of one vector per digit from codebooks `[k, b, d]`, as in LEV."""
 
     def __init__(self, config: ModelConfig) -> None:
         factored = _factored(config)
@@ -29,7 +29,7 @@ class FactoredMLPEmbedding(SeedMLPEmbedding):
         return (factored.hidden or 0) * (factored.d_seed + config.d_model)
 
     def init_spec(self, config: ModelConfig) -> Mapping[str, Normal]:
-        """As the MLP has it."""
+        """As in `MLPEmbedding`."""
         return {**super().init_spec(config), "codebooks": Normal(len(self.codebooks) ** -0.5)}
 
     def param_roles(self) -> Mapping[str, Role]:

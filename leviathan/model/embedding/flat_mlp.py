@@ -1,4 +1,4 @@
-"""A narrow table and an MLP."""
+"""A narrow table followed by an MLP."""
 
 from collections.abc import Mapping
 
@@ -14,7 +14,7 @@ from leviathan.model.embedding.mlp import SeedMLPEmbedding
 
 
 class FlatMLPEmbedding(SeedMLPEmbedding):
-    """The seed is a row of a table `[V, e]`: no two ids share a parameter of it."""
+    """The seed is a row of a table `[V, e]`: ids share no parameters of the seed."""
 
     def __init__(self, config: ModelConfig) -> None:
         width = _flat(config).width
@@ -29,7 +29,7 @@ class FlatMLPEmbedding(SeedMLPEmbedding):
         return (flat.hidden or 0) * ((flat.width or 0) + config.d_model)
 
     def init_spec(self, config: ModelConfig) -> Mapping[str, Normal]:
-        """As the MLP has it."""
+        """As in `MLPEmbedding`."""
         return {**super().init_spec(config), "table": Normal(1.0)}
 
     def param_roles(self) -> Mapping[str, Role]:

@@ -1,9 +1,9 @@
-"""LEV, learned embedding vectorisation: the input table as a continuous function of the token id.
+"""LEV, learned embedding vectorization: the input table as a continuous function of the token id.
 
 Source: arXiv 2601.22040 v2, "Leviathan: Decoupling Input and Output Representations in Language
-Models". Letters in comments are the paper's: N ids, k digits in base b, d seed width, h heads,
-κ knots, r rank, D model width. How E is computed is in `leviathan.model.kernels`; its literal
-reading in `leviathan.model.kernels.reference`.
+Models". Symbols follow the paper: N ids, k digits in base b, d seed width, h heads, κ knots, r
+rank, D model width. `leviathan.model.kernels` computes E; `leviathan.model.kernels.reference` is a
+literal implementation.
 """
 
 import math
@@ -23,7 +23,7 @@ from leviathan.model.tp_layout import Partial, Shard, TPPlan
 class LeviathanEmbedding(InputEmbedding):
     """E_i = Σ_ℓ W^out_ℓ Π_s φ_{ℓ,s}(z̃_ℓ(i)), a function of the digits of i.
 
-    Parameters, with the config's defaults 1,205,376 + 512·D of them:
+    Parameters (1,205,376 + 512·D with the default configuration):
         codebooks `[k, b, d]`; latent_weight `[h, d, d]` and latent_bias `[h, d]`; norm_weight and
         norm_bias `[h, d]`; spline_delta `[h, d, κ, r]`; out_weight `[h, r, D]`.
     """
@@ -53,7 +53,8 @@ class LeviathanEmbedding(InputEmbedding):
         return h * d * d + h * d * lev.knots * r + h * d * r + h * r * config.d_model
 
     def init_spec(self, config: ModelConfig) -> Mapping[str, Normal]:
-        """The public implementation's values; `calibrate` then sets the scale of the output."""
+        """The values of the public implementation; `calibrate` then sets the scale of the
+        output."""
         return {
             "codebooks": Normal(0.02),
             "latent_weight": Normal(0.02),
@@ -77,7 +78,7 @@ class LeviathanEmbedding(InputEmbedding):
         }
 
     def vectors(self, ids: Tensor) -> Tensor:
-        """`[N] → [N, D]` in the parameters' dtype, accumulated in fp32 or wider."""
+        """`[N] → [N, D]` in the dtype of the parameters, accumulated in fp32 or wider."""
         if self.tp.size == 1 or self.tp_mode == "replicated":
             return self._vectors(ids, self._parameters_in_order())
         if self.tp_mode == "ids":
@@ -85,7 +86,8 @@ class LeviathanEmbedding(InputEmbedding):
         return self.tp.reduce_from_tp(self._vectors(ids, self._parameters_in_order()))
 
     def _vectors_by_ids(self, ids: Tensor) -> Tensor:
-        """Each rank generates an equal share of the rows, and is given the others'."""
+        """Each rank generates an equal share of the vectors, then gathers those of the other
+        ranks."""
         share = -(-len(ids) // self.tp.size)
         padded = F.pad(ids, (0, share * self.tp.size - len(ids)))
         mine = padded[self.tp.rank * share :][:share]
@@ -97,14 +99,14 @@ class LeviathanEmbedding(InputEmbedding):
         return lev_vectors(ids, p, self.latent_scale == "inside")
 
     def tp_layout(self) -> TPPlan:
-        """In the mode `heads` each rank has some of the heads, which share the codebooks."""
+        """With `lev_tp: heads`, each rank has some of the heads, which share the codebooks."""
         if self.tp_mode == "replicated":
             return {}
         cut = Shard(0) if self.tp_mode == "heads" else Partial()
         return {name: cut for name in Parameters._fields} | {"codebooks": Partial()}
 
     def materialize(self, dtype: torch.dtype | None = None, chunk: int = 8192) -> Tensor:
-        """See `InputEmbedding`; LEV's own blocks bound its memory, whatever the chunk."""
+        """See `InputEmbedding`; LEV processes blocks of ids, so `chunk` does not matter."""
         return super().materialize(dtype, chunk)
 
     def _parameters_in_order(self) -> Parameters:

@@ -1,7 +1,7 @@
-"""The generator of the paper's first version: one latent for all modes, and a residual from it.
+"""The generator of the first version of the paper: one latent for all modes, and a residual.
 
 Source: arXiv 2601.22040 v1, "A Separable Architecture for Continuous Token Representation in
-Language Models". Letters as in `leviathan`; M modes.
+Language Models". Symbols as in `leviathan`; M modes.
 """
 
 import math
@@ -21,7 +21,7 @@ from leviathan.model.kernels.lev import LAYER_NORM_EPS, Parameters, digits_of, l
 class LeviathanV1Embedding(InputEmbedding):
     """e_i = W_out · concat_m(Π_s φ_{m,s}(z̃(i))) + W_res · z̃(i).
 
-    Parameters, with the config's defaults 2,136,576 + 640·D of them at V = 200,376:
+    Parameters (2,136,576 + 640·D with the default configuration at V = 200,376):
         codebooks `[k, b, d]`; latent_weight `[d, d]`, latent_bias `[d]`; norm_weight and norm_bias
         `[d]`; spline_delta `[M, d, κ, r]`; out_weight `[M, r, D]`; residual_weight `[d, D]`.
     """
@@ -51,7 +51,7 @@ class LeviathanV1Embedding(InputEmbedding):
         return d * d + m * d * v1.knots * r + m * d * r + (m * r + d) * config.d_model
 
     def init_spec(self, config: ModelConfig) -> Mapping[str, Normal]:
-        """LEV's values; `calibrate` then sets the scale of the output."""
+        """The values of LEV; `calibrate` then sets the scale of the output."""
         return {
             "codebooks": Normal(0.02),
             "latent_weight": Normal(0.02),
@@ -77,10 +77,9 @@ class LeviathanV1Embedding(InputEmbedding):
         }
 
     def vectors(self, ids: Tensor) -> Tensor:
-        """`[N] → [N, D]` in the parameters' dtype, accumulated in fp32 or wider.
+        """`[N] → [N, D]` in the dtype of the parameters, accumulated in fp32 or wider.
 
-        W_out · concat(modes) is the sum of what each mode gives, so the modes are LEV's heads with
-        one latent for all.
+        W_out · concat(modes) is a sum over modes, so the modes are LEV heads that share one latent.
         """
         wide = torch.promote_types(self.out_weight.dtype, torch.float32)
         p = {name: value.to(wide) for name, value in self.named_parameters()}
@@ -92,7 +91,7 @@ class LeviathanV1Embedding(InputEmbedding):
         return rows.to(self.out_weight.dtype)
 
     def _latent(self, ids: Tensor, wide: torch.dtype) -> Tensor:
-        """z̃ `[N, d]`: σ(½·LN(Wz+c)), or σ(LN(½·(Wz+c))) if so configured."""
+        """z̃ `[N, d]`: σ(½·LN(Wz+c)), or σ(LN(½·(Wz+c))) if `latent_scale` is `inside`."""
         digits = digits_of(ids, self.base, len(self.codebooks))  # [N, k]
         places = torch.arange(digits.shape[1], device=ids.device)
         seed = self.codebooks[places, digits].to(wide).sum(1)  # [N, d]

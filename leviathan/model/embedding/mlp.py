@@ -1,4 +1,4 @@
-"""The two-layer SiLU MLP that makes a token's vector of its seed."""
+"""Two-layer SiLU MLP that maps a seed to the vector of a token."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -13,9 +13,10 @@ from leviathan.model.embedding.base import InputEmbedding, Normal
 
 
 class SeedMLPEmbedding(InputEmbedding):
-    """E_i = W^out · SiLU(W·z(i) + c), on the distinct ids of a batch; a kind says what z is.
+    """E_i = W^out · SiLU(W·z(i) + c) for the distinct ids of a batch; subclasses define z.
 
-    Parameters: hidden_weight `[H, seed]`, hidden_bias `[H]`, out_weight `[D, H]`, and the seed's.
+    Parameters: hidden_weight `[H, seed]`, hidden_bias `[H]`, out_weight `[D, H]`, and those of the
+    seed.
     """
 
     linear_in = ("out_weight",)
@@ -29,12 +30,13 @@ class SeedMLPEmbedding(InputEmbedding):
 
     @abstractmethod
     def seeds(self, ids: Tensor) -> Tensor:
-        """What stands for each of the ids `[N]`: `[N, seed]`, of unit variance at step 0."""
+        """Seeds of the ids `[N]`: `[N, seed]`, of unit variance at step 0."""
 
     def init_spec(self, config: ModelConfig) -> Mapping[str, Normal]:
-        """Arguments of SiLU with unit variance: at the backbone's 0.02 it would be a line.
+        """Initialization such that the arguments of SiLU have unit variance.
 
-        `calibrate` then sets the scale of the output.
+        With the std of the backbone, 0.02, SiLU would be nearly linear. `calibrate` then sets the
+        scale of the output.
         """
         return {
             "hidden_weight": Normal(self.hidden_weight.shape[1] ** -0.5),

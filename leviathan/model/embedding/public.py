@@ -1,4 +1,4 @@
-"""LEV for anybody's model, in the place of `torch.nn.Embedding`."""
+"""LEV as a replacement of `torch.nn.Embedding` in any model."""
 
 from typing import Any
 
@@ -14,17 +14,17 @@ from leviathan.model.init import draw_values
 
 
 class LeviathanEmbedding(_LeviathanEmbedding):
-    """Maps token ids to vectors as `torch.nn.Embedding` does, from far fewer parameters.
+    """Maps token ids to vectors like `torch.nn.Embedding`, with far fewer parameters.
 
-        embedding = LeviathanEmbedding(200_019, 1024)   # 1.7M parameters in place of 205M
+        embedding = LeviathanEmbedding(200_019, 1024)   # 1.7M parameters instead of 205M
         vectors = embedding(ids)                        # ids of any shape, dtype and device
 
-    There is no `weight`, so an output head cannot be tied to it; `materialize()` gives the table.
-    The parameters' names are those in a native checkpoint under `model.embed_tokens`.
+    There is no `weight`, so an output head cannot be tied to it; `materialize()` returns the table.
+    The names of the parameters are those under `model.embed_tokens` in a checkpoint.
 
     Attributes:
-        num_embeddings: V.
-        embedding_dim: D.
+        num_embeddings: V, the number of ids.
+        embedding_dim: D, the width of the vectors.
     """
 
     def __init__(
@@ -37,20 +37,20 @@ class LeviathanEmbedding(_LeviathanEmbedding):
         dtype: torch.dtype | None = None,
         **lev: Any,
     ) -> None:
-        """Makes and initializes the module.
+        """Creates and initializes the module.
 
         Args:
             num_embeddings: V, the number of ids.
             embedding_dim: D, the width of the vectors.
-            seed: of the initial values; omitted, it comes from torch's global generator, so that
-                `torch.manual_seed` rules here as it does for torch's own modules.
-            device: as for `torch.nn.Embedding`; on "meta" nothing is drawn.
+            seed: seed of the initial values; default: drawn from the global generator of torch, so
+                that `torch.manual_seed` applies as to the modules of torch.
+            device: as for `torch.nn.Embedding`; on "meta", values are not initialized.
             dtype: as for `torch.nn.Embedding`.
             **lev: fields of `LeviathanConfig`: digits, base, d_seed, heads, knots, rank,
                 latent_scale, embedding_init_std.
 
         Raises:
-            ConfigError: an unknown field or a wrong value.
+            ConfigError: an unknown field or an invalid value.
         """
         config = _config(num_embeddings, embedding_dim, lev)
         super().__init__(config)
@@ -62,28 +62,28 @@ class LeviathanEmbedding(_LeviathanEmbedding):
     def forward(
         self, ids: Tensor, unique_ids: Tensor | None = None, inverse: Tensor | None = None
     ) -> Tensor:
-        """Vectors `[*, D]` of integer ids `[*]`; work follows the distinct ids.
+        """Vectors `[*, D]` of integer ids `[*]`, computed once per distinct id.
 
         Args:
-            ids: any shape, integer dtype and device (the module's).
-            unique_ids: `[U]` the distinct ids, where they are known already.
-            inverse: with `unique_ids[inverse] == ids`.
+            ids: integers of any shape, on the device of the module.
+            unique_ids: distinct ids, `[U]`, if already known.
+            inverse: indices such that `unique_ids[inverse] == ids`.
 
         Raises:
             IndexError: an id is outside [0, V) (on CUDA a device-side assertion).
-            TypeError: ids that are no integers.
+            TypeError: the ids are not integers.
         """
         if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
-            raise TypeError(f"token ids are integers; these are {ids.dtype}")
+            raise TypeError(f"token ids must be integers, got {ids.dtype}")
         return super().forward(ids.long(), unique_ids, inverse)
 
     def extra_repr(self) -> str:
-        """As `torch.nn.Embedding` shows itself."""
+        """Extra text of `repr`, as in `torch.nn.Embedding`."""
         return f"{self.num_embeddings}, {self.embedding_dim}"
 
     @torch.no_grad()
     def _draw(self, config: ModelConfig, seed: int | None) -> None:
-        with torch.device("cpu"):  # whatever device context the caller is in
+        with torch.device("cpu"):  # regardless of the device context of the caller
             if seed is None:
                 seed = int(torch.randint(2**62, ()))
             for name, how in self.init_spec(config).items():
@@ -93,7 +93,7 @@ class LeviathanEmbedding(_LeviathanEmbedding):
 
 
 def _config(vocabulary: int, d_model: int, fields: dict[str, Any]) -> ModelConfig:
-    """What the internal class reads of a model's configuration, and nothing of a body."""
+    """The part of a model configuration that the embedding requires."""
     where = "LeviathanEmbedding"
     for name, value in (("num_embeddings", vocabulary), ("embedding_dim", d_model)):
         if value < 1:
@@ -105,7 +105,7 @@ def _config(vocabulary: int, d_model: int, fields: dict[str, Any]) -> ModelConfi
         lev = lev.resolved(vocabulary, d_model)
     except ValueError as error:
         raise ConfigError("embedding.invalid", f"{where}: {error}") from None
-    # Not validated: any width will do for an embedding, a body would need an even one per head.
+    # Not validated: the width may be odd, which the attention of a transformer would not allow.
     return ModelConfig.model_construct(
         d_model=d_model,
         n_layers=1,

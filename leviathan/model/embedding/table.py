@@ -1,4 +1,4 @@
-"""Input embeddings that are tables."""
+"""Input embeddings with a table."""
 
 from collections.abc import Mapping
 
@@ -21,11 +21,11 @@ class UntiedEmbedding(InputEmbedding):
 
     @staticmethod
     def multiply_adds(config: ModelConfig) -> int:
-        """None: a look-up."""
+        """No multiply-adds: a look-up."""
         return 0
 
     def init_spec(self, config: ModelConfig) -> Mapping[str, Normal]:
-        """The backbone's std."""
+        """The std of the backbone."""
         return {"weight": Normal(config.init_std)}
 
     def param_roles(self) -> Mapping[str, Role]:
@@ -42,25 +42,25 @@ class UntiedEmbedding(InputEmbedding):
     def forward(
         self, ids: Tensor, unique_ids: Tensor | None = None, inverse: Tensor | None = None
     ) -> Tensor:
-        """Look-up `[B, T] → [B, T, D]`; a whole table gains nothing from the distinct ids."""
+        """Look-up `[B, T] → [B, T, D]`; distinct ids are only used if the table is sharded."""
         if self.tp.size > 1:
-            return super().forward(ids, unique_ids, inverse)  # fewer rows to sum over the ranks
+            return super().forward(ids, unique_ids, inverse)  # fewer vectors to sum over the ranks
         self._check(ids if unique_ids is None else unique_ids)
         return F.embedding(ids, self.weight)
 
     def tp_layout(self) -> TPPlan:
-        """Each rank has some of the ids."""
+        """Each rank has the vectors of some of the ids."""
         return {"weight": Shard(0)}
 
     def _own(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Which ids are in this rank's part of the table, and where (else 0)."""
+        """Whether each id is in the part of this rank, and its local index (else 0)."""
         local = ids - self.tp.rank * len(self.weight)
         mine = (local >= 0) & (local < len(self.weight))
         return mine, local.where(mine, 0)
 
 
 class TiedEmbedding(UntiedEmbedding):
-    """A `V × D` table that is also the output head's weight: the main baseline."""
+    """A `V × D` table that is also the weight of the output head: the main baseline."""
 
     @property
     def output_weight(self) -> nn.Parameter:

@@ -1,9 +1,10 @@
-"""The portable path of LEV's spline and product: torch operations over small blocks of ids.
+"""Portable implementation of LEV's spline and product: torch operations over blocks of ids.
 
-A block is small enough for its factors `[d, n, r]` of one head to stay in the processor's cache,
-and the buffers serve all blocks and heads. Values use that three knots of κ at most count: they
-are bags of three rows of Δ each, 2.7 times as fast as the dense product over all knots
-(`benchmarks/lev.py`). Gradients take the dense product: torch's sparse one took 2.5 times as long.
+A block is small enough for its factors `[d, n, r]` of one head to fit into the cache, and the
+buffers are reused for all blocks and heads. Values use that at most three of κ knots contribute:
+they are embedding bags of three rows of Δ, 2.7 times as fast as the dense product over all knots
+(`benchmarks/lev.py`). Gradients use the dense product: the sparse one of torch took 2.5 times as
+long.
 """
 
 import torch
@@ -14,15 +15,15 @@ from leviathan.model.kernels.product import ProductTree
 from leviathan.model.kernels.spline import slope, weights
 
 CACHED_ELEMENTS = 2**20  # factors of a block and head: 4 MiB of fp32
-DEVICE_ELEMENTS = 2**24  # where launches cost more than cache misses
+DEVICE_ELEMENTS = 2**24  # for devices, where launches cost more than cache misses
 
 
 class BlockedModes:
-    """M `[n, h, r]`, M_ℓ = Π_s φ_{ℓ,s}(σ(argument_ℓ,s)), for at most `block` ids a call.
+    """M `[n, h, r]`, M_ℓ = Π_s φ_{ℓ,s}(σ(argument_ℓ,s)), for at most `block` ids per call.
 
     Args:
-        delta: the splines' coefficients Δ `[h, d, κ, r]`, fp32 or float64.
-        ids: how many ids there will be in all.
+        delta: coefficients Δ of the splines `[h, d, κ, r]`, fp32 or float64.
+        ids: total number of ids.
         gradient: whether `backward` will be called.
     """
 
@@ -31,13 +32,15 @@ class BlockedModes:
         elements = CACHED_ELEMENTS if delta.device.type == "cpu" else DEVICE_ELEMENTS
         self.block = min(ids, max(16, elements // (d * r)))
         coefficients = delta + 1
-        self._bound = float(coefficients.abs().amax())  # φ is a mean of them
-        # One more knot at either end takes the weights of knots that do not exist.
+        self._bound = float(coefficients.abs().amax())  # φ is a mean over them
+        # One additional knot at each end has weight zero.
         self._table = F.pad(coefficients, (0, 0, 1, 1)).flatten(1, 2)  # [h, d·(κ+2), r]
         self._shape, self._gradient = (d, knots, r), gradient
         self._ids = -1
         if gradient:
-            self._centered = delta.transpose(2, 3)  # Σ_j dB_j = 0: the ones make no gradient
+            self._centered = delta.transpose(
+                2, 3
+            )  # Σ_j dB_j = 0: the constant 1 contributes no gradient
             self.grad_delta = torch.zeros_like(delta)
 
     def forward(self, argument: Tensor) -> Tensor:
@@ -50,11 +53,11 @@ class BlockedModes:
         return modes
 
     def backward(self, argument: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-        """The modes again, and the argument's gradient; `grad_delta` grows.
+        """Recomputes the modes and returns the gradient of the argument; adds to `grad_delta`.
 
         Args:
             argument: `[n, h, d]`.
-            grad: of the modes, `[n, h, r]`.
+            grad: gradient of the modes, `[n, h, r]`.
         """
         self._fit(len(argument))
         d, knots, _ = self._shape
@@ -92,7 +95,8 @@ class BlockedModes:
             self._rows = torch.arange(d * n, device=where).view(d, n) * (knots + 2)
 
     def _mode(self, head: int, knot: Tensor, values: Tensor) -> Tensor:
-        """One head's product `[n, r]`, valid until the next; knot `[d, n]`, values `[3, d, n]`."""
+        """Product of one head `[n, r]`, valid until the next call; knot `[d, n]`, values `[3, d,
+        n]`."""
         self._tree.release()
         first = knot + self._spline
         factors = F.embedding_bag(
@@ -117,5 +121,5 @@ def _latent(argument: Tensor) -> Tensor:
 
 
 def _neighbors(knot: Tensor, knots: int) -> list[Tensor]:
-    """The knots j-1, j, j+1; in place of a missing one, whose weight is zero, j itself."""
+    """The knots j-1, j, j+1; a missing knot, whose weight is zero, is replaced by j."""
     return [(knot + step).clamp_(0, knots - 1) for step in (-1, 0, 1)]

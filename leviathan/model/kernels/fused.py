@@ -1,13 +1,14 @@
-"""LEV's sigmoid, spline and product as one Triton kernel forward and one backward, for CUDA.
+"""LEV's sigmoid, spline and product as one Triton kernel each for forward and backward, on CUDA.
 
-A program holds a tile of ids × ranks of one head and walks over the d dimensions, reading the three
-spline rows that count. Going back, the gradient of a factor is the product before it times the
-product after it times the incoming gradient; nothing is divided. Products before a group of
-dimensions, and within it, lie in a scratch of a few megabytes that each program uses again.
-Products are rescaled by powers of two at each group's end, which rounds nothing.
+A program processes a tile of ids × ranks of one head and iterates over the d dimensions, reading
+the three spline rows with nonzero weight. In the backward pass, the gradient of a factor is the
+product before it times the product after it times the incoming gradient; nothing is divided.
+Products before and within a group of dimensions are in a scratch buffer of a few megabytes that
+each program reuses. At the end of each group, products are rescaled by powers of two, which is
+exact.
 
-The coefficients' gradient is summed by each program into a part of its own, tile after tile, and
-the parts are then added in order: no atomics, so two runs give the same bits.
+Each program sums the gradient of the coefficients over its tiles into a separate buffer, and the
+buffers are then added in order: without atomics, the result is deterministic.
 """
 
 import contextlib
@@ -19,24 +20,26 @@ import triton.language as tl
 from torch import Tensor
 
 IDS_PER_CALL = 8192
-TILE_ELEMENTS = 2048  # ids × ranks of a program
-FORWARD_WARPS, BACKWARD_WARPS = 8, 16  # registers for them on sm_90: 79 and 128 a thread
-PARTS_BYTES = 2**27  # all parts of the coefficients' gradient
-MAX_GROUP = 8  # dimensions between rescalings: eight factors in [2⁻¹⁵, 2¹⁵] stay in fp32's range
+TILE_ELEMENTS = 2048  # ids × ranks per program
+FORWARD_WARPS, BACKWARD_WARPS = 8, 16  # they need 79 and 128 registers per thread on sm_90
+PARTS_BYTES = 2**27  # total size of all partial gradients of the coefficients
+MAX_GROUP = (
+    8  # dimensions between rescalings: eight factors in [2⁻¹⁵, 2¹⁵] stay in the range of fp32
+)
 MOST_RANK, MOST_KNOTS = 128, 64
-MIN_SIDE = 16  # of a matrix product's operands
-MAX_SHARE = tl.constexpr(60)  # powers of two given to the product behind a group
+MIN_SIDE = 16  # tile size of the operands of a matrix product
+MAX_SHARE = tl.constexpr(60)  # powers of two applied to the product after a group
 
 
 def unsupported_reason(delta: Tensor) -> str | None:
-    """Why the kernels cannot take coefficients `[h, d, κ, r]`, or None if they can."""
+    """Why the kernels do not support coefficients `[h, d, κ, r]`; None if they do."""
     _, _, knots, rank = delta.shape
     if delta.dtype != torch.float32:
-        return f"it works in float32, not {delta.dtype}"
+        return f"it supports float32, not {delta.dtype}"
     if rank > MOST_RANK:
-        return f"rank {rank} is more than {MOST_RANK}"
+        return f"rank {rank} exceeds the maximum of {MOST_RANK}"
     if knots > MOST_KNOTS:
-        return f"{knots} knots are more than {MOST_KNOTS}"
+        return f"{knots} knots exceed the maximum of {MOST_KNOTS}"
     return None
 
 
@@ -80,7 +83,7 @@ class FusedModes:
         return modes
 
     def backward(self, argument: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-        """The modes again, and the argument's gradient `[n, h, d]`; `grad_delta` grows."""
+        """Recomputes the modes and returns the gradient of the argument; adds to `grad_delta`."""
         n, h, _ = argument.shape
         modes = torch.empty_like(grad, memory_format=torch.contiguous_format)
         turned = argument.permute(1, 2, 0).contiguous()  # [h, d, n]
@@ -107,7 +110,7 @@ class FusedModes:
 
 
 def _programs(like: Tensor) -> int:
-    """Programs of the backward pass for which the device has room at once."""
+    """Number of programs of the backward pass that the device can run concurrently."""
     if like.device.type != "cuda":
         return 8  # the interpreter
     return torch.cuda.get_device_properties(like.device).multi_processor_count
@@ -119,12 +122,12 @@ def _on(like: Tensor) -> contextlib.AbstractContextManager:
 
 @triton.jit
 def _position(argument, s, n_ids, ids, valid, KNOTS: tl.constexpr):
-    """x, its nearest knot, the offset from it, and the three weights before normalization."""
+    """x, its nearest knot, the offset from it, and the three unnormalized weights."""
     x = tl.sigmoid(tl.load(argument + s * n_ids + ids, mask=valid, other=0.0))
     t = x * (KNOTS - 1)
     nearest = tl.floor(t + 0.5)
     offset = t - nearest
-    # Converting NaN to an integer could give any address. The weights below remain NaN.
+    # Converting NaN to an integer could give an out-of-range index. The weights remain NaN.
     knot = tl.where(nearest == nearest, nearest, 0.0).to(tl.int32)
     left = tl.where(knot > 0, 0.5 * (0.5 - offset) * (0.5 - offset), 0.0)
     middle = 0.75 - offset * offset
@@ -155,14 +158,15 @@ def _factor(
 
 @triton.jit
 def _mean(left, middle, right, row_l, row_m, row_r):
-    """Σ_j B_j·(1+Δ_j); exactly zero where all Δ_j = -1, as the ones are summed likewise."""
+    """Σ_j B_j·(1+Δ_j); exactly zero if all Δ_j = -1, because the ones are summed in the same
+    order."""
     splines = left[:, None] * row_l + middle[:, None] * row_m + right[:, None] * row_r
     return (left + middle + right)[:, None] + splines
 
 
 @triton.jit
 def _rescale(x, exponent):
-    """x brought to a magnitude in [1, 2) by a power of two, which is added to the exponent."""
+    """Scales x to a magnitude in [1, 2) by a power of two, which is added to the exponent."""
     biased = (x.to(tl.int32, bitcast=True) >> 23) & 255
     normal = (biased > 0) & (biased < 255)
     power = tl.where(normal, tl.minimum(biased - 127, 126), 0)
@@ -269,13 +273,13 @@ def _backward_kernel(
         tl.store(modes + mode, _times_power(run, exponent), mask=here)
         tl.debug_barrier()
 
-        # `after`: the incoming gradient times all factors behind the one available.
+        # `after`: the incoming gradient times all later factors.
         after = tl.load(grad_modes + mode, mask=here, other=0.0)
         after, after_exponent = _rescale(after, tl.zeros([TILE, RANKS], tl.int32))
         for step in range(GROUPS):
             group = GROUPS - 1 - step
             run = tl.load(before_group + group * SIZE)
-            # Both sides' powers of two come back here, shared so that neither leaves the range.
+            # The powers of two of both sides are applied here in shares, so that neither overflows.
             exponent = tl.load(exponent_of + group * SIZE) + after_exponent
             share_after = tl.minimum(tl.maximum(exponent >> 1, -MAX_SHARE), MAX_SHARE)
             after *= _power(share_after)

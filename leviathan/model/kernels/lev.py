@@ -1,9 +1,9 @@
-"""LEV over distinct ids, as one operation whose memory does not grow with them.
+"""LEV over distinct ids as one operation whose memory does not grow with their number.
 
-The forward pass keeps the ids alone; the backward pass computes everything again, block by block.
-The latents need no product per id: W_ℓ z = Σ_r (W_ℓ C_r)[i_r], so the k·b codebook rows are
-projected once and looked up. Parameters come in as arguments and nothing is kept between calls, so
-engines may gather and shard them as they like; the operation is opaque to `torch.compile`.
+The forward pass saves only the ids; the backward pass recomputes everything in blocks. The latents
+need no product per id: W_ℓ z = Σ_r (W_ℓ C_r)[i_r], so the k·b codebook rows are projected once and
+looked up. Parameters are arguments and nothing is kept between calls, so that engines may gather
+and shard them; the operation is opaque to `torch.compile`.
 """
 
 import functools
@@ -18,7 +18,8 @@ LAYER_NORM_EPS = 1e-5
 
 
 class Parameters(NamedTuple):
-    """LEV's parameters in the order the operations take them; shapes with the paper's letters."""
+    """Parameters of LEV in the order of the operation's arguments; shapes with the paper's
+    symbols."""
 
     codebooks: Tensor  # [k, b, d]
     latent_weight: Tensor  # [h, d, d]
@@ -29,20 +30,20 @@ class Parameters(NamedTuple):
     out_weight: Tensor  # [h, r, D]
 
     def widened(self) -> "Parameters":
-        """In fp32, or as they are if wider."""
+        """In fp32, or unchanged if wider."""
         wide = torch.promote_types(self.out_weight.dtype, torch.float32)
         return Parameters(*(p.to(wide) for p in self))
 
 
 def lev_vectors(ids: Tensor, parameters: Parameters, scale_inside: bool = False) -> Tensor:
-    """E `[N, D]` of the ids `[N]` (int64, within [0, b^k)), in the parameters' dtype.
+    """E `[N, D]` of the ids `[N]` (int64, within [0, b^k)), in the dtype of the parameters.
 
     Accumulates in fp32 or wider. Differentiable once with respect to every parameter.
 
     Args:
-        ids: distinct, if work is not to be done twice.
-        parameters: LEV's.
-        scale_inside: σ(LN(½·x)) in place of σ(½·LN(x)).
+        ids: should be distinct; repeated ids are computed repeatedly.
+        parameters: parameters of LEV.
+        scale_inside: σ(LN(½·x)) instead of σ(½·LN(x)).
     """
     return _rows(ids, *parameters, scale_inside)
 
@@ -156,7 +157,8 @@ torch.library.register_autograd("leviathan::lev_vectors", _differentiate, setup_
 
 
 def _projected(p: Parameters) -> Tensor:
-    """Every codebook row under every W_ℓ, the first digit's with the bias: `[k, b, h·d]`."""
+    """Product of every codebook row with every W_ℓ, plus the bias for the first digit: `[k, b,
+    h·d]`."""
     projected = p.codebooks @ p.latent_weight.flatten(0, 1).T
     projected[0] += p.latent_bias.flatten()
     return projected
@@ -173,17 +175,17 @@ def _through_projection(p: Parameters, grad: Tensor) -> tuple[Tensor, Tensor, Te
 
 
 class _Latents:
-    """The sigmoid's argument ½·LN_ℓ(W_ℓ z + c_ℓ), block by block, and its gradients."""
+    """Argument of the sigmoid ½·LN_ℓ(W_ℓ z + c_ℓ) in blocks, and its gradients."""
 
     def __init__(self, ids: Tensor, p: Parameters, projected: Tensor, inside: bool) -> None:
         self._p, self._projected, self._inside = p, projected, inside
         k, base, _ = projected.shape
         self._digits = digits_of(ids, base, k).T.contiguous()  # [k, n]
-        # Of the projected codebooks, the norms' weights and their biases.
+        # gradients of the projected codebooks, the weights of the norms and their biases
         self.gradients = tuple(torch.zeros_like(x) for x in (projected, p.norm_weight, p.norm_bias))
 
     def argument(self, part: slice) -> Tensor:
-        """`[n, h, d]` of the ids in `part`, which `backward` then refers to."""
+        """`[n, h, d]` of the ids in `part`; `backward` then refers to these ids."""
         self._part = self._digits[:, part]
         mixed = self._projected[0][self._part[0]]
         for place in range(1, len(self._part)):
@@ -199,7 +201,7 @@ class _Latents:
         return argument if self._inside else argument.mul_(0.5)
 
     def backward(self, grad: Tensor) -> None:
-        """Takes the gradient of the last `argument`, in its shape."""
+        """Adds the gradients, given that of the last `argument`."""
         grad = grad if self._inside else grad * 0.5
         grad_projected, grad_weight, grad_bias = self.gradients
         grad_weight += (grad * self._normal).sum(0)
@@ -217,14 +219,14 @@ class _Latents:
         if self._inside:
             grad_mixed = grad_mixed * 0.5
         for place, digit in enumerate(self._part):
-            # Sums rows in a fixed order, on CUDA too.
+            # deterministic sum of rows, also on CUDA
             grad_projected[place] += torch.ops.aten.embedding_dense_backward(
                 grad_mixed.flatten(1), digit, self._projected.shape[1], -1, False
             )
 
 
 def _blocks(count: int, most: int) -> list[slice]:
-    """Of nearly equal size: a small last one would need buffers of its own size."""
+    """Splits into slices of nearly equal size: a small last one would need separate buffers."""
     if not count:
         return []
     size = -(-count // -(-count // most))

@@ -1,13 +1,13 @@
-"""The product over the seed's dimensions, and its gradient, by multiplications alone.
+"""Product over the dimensions of the seed, and its gradient, by multiplications only.
 
 Dividing the product by a factor, or summing logarithms, gives wrong gradients at and near zero
-factors. Here factors are multiplied in a binary tree; going down it again, the gradient of a node
-is its parent's times its sibling. Nothing is divided, so zeros are as exact as anything else.
+factors. Factors are therefore multiplied in a binary tree; going down the tree, the gradient of a
+node is that of its parent times its sibling. Nothing is divided, so zeros are exact.
 
-Range: products of `2**level` factors are brought near 1 by powers of two, which round nothing, and
-the powers come back at the end, so nothing overflows or underflows where the result does not.
-Level 4 has a negligible cost and is safe except for extreme factors. If such factors are detected,
-every factor is scaled to near 1 separately (level 0).
+Range: products of `2**level` factors are scaled to near 1 by powers of two, which is exact, and the
+scale is undone at the end, so that intermediate results do not overflow or underflow unless the
+result does. Level 4 has a negligible cost and is safe except for extreme factors. If such factors
+are detected, every factor is scaled to near 1 separately (level 0).
 """
 
 import math
@@ -17,26 +17,28 @@ import torch
 from torch import Tensor
 
 FAST_LEVEL = 4
-SMALLEST_EXPONENT = -126  # of normal fp32 numbers; float64 has more room and is held to the same
+SMALLEST_EXPONENT = -126  # of normal fp32 numbers; also applied to float64
 
 
 class _Level(NamedTuple):
-    """One level of the tree, as the views that going up and down it needs."""
+    """One level of the tree, as the views that both directions need."""
 
-    halves: tuple[Tensor, Tensor]  # of the nodes: two of [m // 2, n, r]
-    products: Tensor  # [m // 2, n, r], where theirs go in the level above
+    halves: tuple[Tensor, Tensor]  # the nodes: two of [m // 2, n, r]
+    products: Tensor  # [m // 2, n, r], their products in the next level
     grad_halves: tuple[Tensor, Tensor] | None
     grad_products: Tensor | None
-    odd: tuple[Tensor, ...]  # an odd last node, its place above, and those of its gradient
+    odd: tuple[
+        Tensor, ...
+    ]  # an odd last node, its position in the next level, and those of its gradient
 
 
 class ProductTree:
-    """A product over the first dimension of `[s, n, r]`, in buffers that are used again.
+    """A product over the first dimension of `[s, n, r]`, in reused buffers.
 
     Args:
         shape: `(s, n, r)`.
-        like: a tensor of the factors' dtype and device.
-        gradient: whether `spread` will be called, which needs as much memory again.
+        like: a tensor with the dtype and device of the factors.
+        gradient: whether `spread` will be called, which doubles the memory.
     """
 
     def __init__(self, shape: tuple[int, int, int], like: Tensor, gradient: bool) -> None:
@@ -47,15 +49,15 @@ class ProductTree:
         self._nodes = [self._nothing] + [like.new_empty(size, *shape[1:]) for size in sizes[1:]]
         self._grads = [like.new_empty(size, *shape[1:]) for size in sizes] if gradient else []
         self._levels = [self._level(number) for number in range(len(sizes) - 1)]
-        self._scaled: int | None = None  # the level brought near 1
-        self._exponent = self._total = self._nothing  # its powers of two, and their product's
+        self._scaled: int | None = None  # the level that is scaled to near 1
+        self._exponent = self._total = self._nothing  # its powers of two, and that of the product
 
     def release(self) -> None:
-        """Lets go of the last factors, so that the next ones may take their memory."""
+        """Releases the last factors, so that the next ones may use their memory."""
         self._take(self._nothing)
 
     def multiply(self, factors: Tensor, bound: float) -> Tensor:
-        """`[n, r]`, valid until the next call; `bound` is at least the factors' magnitude.
+        """`[n, r]`, valid until the next call; `bound` is an upper bound of the factors' magnitude.
 
         The factors `[s, n, r]` are kept for `spread`, and may be overwritten.
         """
@@ -65,10 +67,10 @@ class ProductTree:
         self._leap(level)
         magnitude = self._nodes[level].abs()
         low, high = (float(x) for x in magnitude.aminmax())
-        if not low >= _lowest(2**level, bound):  # also where a factor is NaN
+        if not low >= _lowest(2**level, bound):  # also if a factor is NaN
             level, low = 0, 0.0
             magnitude = factors.abs()
-        # Nodes so near 1 that no product of them can leave the range need no scaling.
+        # No product of nodes this near to 1 can overflow or underflow.
         calm = 2.0 ** (-SMALLEST_EXPONENT / len(magnitude))
         self._scaled = None if 1 / calm <= low and high <= calm else level
         if self._scaled is not None:
@@ -78,10 +80,10 @@ class ProductTree:
         return product if self._scaled is None else _times_power(product, self._total)
 
     def backward(self, grad: Tensor) -> Tensor:
-        """Gradients `[s, n, r]` of the factors last multiplied, given that of their product."""
+        """Gradients `[s, n, r]` of the last factors, given that of their product."""
         self._grads[-1][0] = grad
         for number in range(len(self._levels), -1, -1):
-            if number == self._scaled:  # all powers of two but the node's own come back
+            if number == self._scaled:  # undo all powers of two except that of the node
                 grads = self._grads[number]
                 grads.copy_(_times_power(grads, self._total - self._exponent))
             if number > 0:
@@ -98,7 +100,7 @@ class ProductTree:
         return _level(self._nodes[number], self._nodes[number + 1], *grads)
 
     def _leap(self, stop: int) -> None:
-        """As `_climb` from the factors; where their gradient is not wanted, in a single pass."""
+        """Like `_climb` from the factors; without gradient, in a single pass."""
         factors = self._nodes[0]
         if self._grads or stop == 0 or factors.shape[0] % 2**stop:
             self._climb(0, stop)
@@ -113,7 +115,7 @@ class ProductTree:
                 level.odd[1].copy_(level.odd[0])
 
     def _scale(self, number: int, magnitude: Tensor) -> None:
-        """Brings the nodes of a level to magnitudes in [√½, √2]; overwrites `magnitude`."""
+        """Scales the nodes of a level to magnitudes in [√½, √2]; overwrites `magnitude`."""
         magnitude.masked_fill_(magnitude == 0, 1)
         exponent = magnitude.log2_().round_().clamp_(SMALLEST_EXPONENT, -SMALLEST_EXPONENT)
         self._exponent, self._total = exponent, exponent.sum(0)
@@ -138,7 +140,7 @@ def _halves(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _down(level: _Level) -> None:
-    assert level.grad_halves is not None, "the tree was made without gradients"
+    assert level.grad_halves is not None, "the tree was created without gradients"
     assert level.grad_products is not None
     for mine, sibling in zip(level.grad_halves, reversed(level.halves), strict=True):
         torch.mul(level.grad_products, sibling, out=mine)
@@ -147,10 +149,10 @@ def _down(level: _Level) -> None:
 
 
 def _lowest(count: int, bound: float) -> float:
-    """The least node of `count` factors none of whose partial products can have underflowed.
+    """Smallest node of `count` factors such that no partial product can have underflowed.
 
-    Each of them is at least the node over `bound ** (count - 1)`. Infinite where one may have
-    overflowed; positive always, as a zero node may be an exact zero or an underflow.
+    Each of them is at least the node over `bound ** (count - 1)`. Infinite if one may have
+    overflowed; always positive, because a zero node may be an exact zero or an underflow.
     """
     growth = math.log2(max(bound, 1.0))
     if not count * growth < -SMALLEST_EXPONENT:

@@ -1,7 +1,7 @@
-"""Which implementation of LEV's spline and product serves a device and dtype.
+"""Selects the implementation of LEV's spline and product for a device and dtype.
 
-On CUDA the fused Triton kernels; where they cannot serve, and everywhere else, the portable path.
-A fall-back on CUDA is logged once, with its reason.
+On CUDA, the fused Triton kernels; elsewhere, or if they do not support the shape, the portable
+implementation. A fallback on CUDA is logged once, with its reason.
 """
 
 import functools
@@ -18,22 +18,22 @@ Result = TypeVar("Result")
 
 
 class LevBackend(Protocol):
-    """What `lev.py` asks of an implementation."""
+    """Interface between `lev.py` and an implementation."""
 
-    block: int  # ids a call at most
-    grad_delta: Tensor  # [h, d, κ, r], the sum over the calls of `backward`
+    block: int  # maximum number of ids per call
+    grad_delta: Tensor  # [h, d, κ, r], summed over the calls of `backward`
 
     def forward(self, argument: Tensor) -> Tensor:
         """`[n, h, d] → [n, h, r]`."""
         ...
 
     def backward(self, argument: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-        """Modes again `[n, h, r]`, and the gradient of the argument `[n, h, d]`."""
+        """Recomputes the modes `[n, h, r]` and returns the gradient of the argument `[n, h, d]`."""
         ...
 
 
 def lev_backend(delta: Tensor, ids: int, gradient: bool) -> LevBackend:
-    """The fastest implementation for these coefficients `[h, d, κ, r]` and so many ids."""
+    """The fastest implementation for coefficients `[h, d, κ, r]` and this number of ids."""
     if delta.is_cuda:
         reason = _no_triton()
         if reason is None:
@@ -47,7 +47,7 @@ def lev_backend(delta: Tensor, ids: int, gradient: bool) -> LevBackend:
 
 
 def share(work: Callable[[slice], Result], ids: Tensor) -> list[Result]:
-    """`work` on slices that together are all of `ids`: one for each core; on devices, just one."""
+    """Runs `work` on slices that cover all `ids`: one per core, or a single one on devices."""
     if ids.device.type == "cpu":
         return in_parallel(work, len(ids))
     return [work(slice(0, len(ids)))]
@@ -64,4 +64,4 @@ def _no_triton() -> str | None:
 
 @functools.cache
 def _warn_once(reason: str) -> None:
-    logging.getLogger(__name__).warning("LEV's fused kernel is not used: %s", reason)
+    logging.getLogger(__name__).warning("the fused LEV kernel is not used: %s", reason)

@@ -1,8 +1,8 @@
-"""Quadratic B-splines on uniform knots of [0, 1]: three weights, where they stand, their slopes.
+"""Quadratic B-splines on uniform knots of [0, 1]: three weights, their knots and derivatives.
 
-With t = x·(κ-1), j the nearest knot and f = t - j ∈ [-½, ½] only the knots j-1, j, j+1 count, with
-weights ½(½-f)², ¾-f², ½(½+f)², which sum to one; at a border one knot is missing, and the others
-are divided by their sum. Source: arXiv 2601.22040 v2, the basis of LEV's spline.
+With t = x·(κ-1), j the nearest knot and f = t - j ∈ [-½, ½] only the knots j-1, j, j+1 contribute,
+with weights ½(½-f)², ¾-f², ½(½+f)², which sum to one; at a border one knot is missing, and the
+other weights are divided by their sum. Source: arXiv 2601.22040 v2, the basis of LEV's spline.
 """
 
 from typing import NamedTuple
@@ -12,16 +12,16 @@ from torch import Tensor
 
 
 class Weights(NamedTuple):
-    """Where each x `[h, d, n]` stands among the knots."""
+    """Position of each x `[h, d, n]` among the knots."""
 
-    knot: Tensor  # [h, d, n] int64: the nearest
+    knot: Tensor  # [h, d, n] int64: the nearest knot
     offset: Tensor  # [h, d, n]: f
     values: Tensor  # [h, 3, d, n]: weights of the knots j-1, j, j+1; zero for a missing one
-    total: Tensor | None  # [h, d, n]: what was divided by; None where no x is at a border
+    total: Tensor | None  # [h, d, n]: sum of the weights; None if no x is at a border
 
 
 def weights(x: Tensor, knots: int) -> Weights:
-    """The weights at x `[h, d, n]` in [0, 1]; κ = `knots`. For NaN: NaN weights at knot 0."""
+    """Weights at x `[h, d, n]` in [0, 1]; κ = `knots`. For NaN: NaN weights at knot 0."""
     t = x * (knots - 1)
     nearest = t.round()
     offset = t.sub_(nearest)
@@ -50,7 +50,7 @@ def slope(w: Weights, knots: int, grad: Tensor) -> Tensor:
         right.masked_fill_(w.knot == knots - 1, 0)
     along = (grad[:, 0] * left).addcmul_(grad[:, 1], middle).addcmul_(grad[:, 2], right)
     if w.total is not None:
-        change = left + middle + right  # of the total: zero but at the borders
+        change = left + middle + right  # derivative of the sum: zero except at the borders
         mean = (grad * w.values).sum(1)
         along.addcmul_(mean, change, value=-1).div_(w.total)
     return along.mul_(knots - 1)

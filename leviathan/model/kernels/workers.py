@@ -1,7 +1,7 @@
-"""Work on a range, shared among the processor's cores in few large pieces.
+"""Parallel work on a range, split into one large slice per core.
 
-A block's operations are small. Split over the cores one by one they would meet at thousands of
-barriers a step, each as late as the latest core; a range a worker meets once.
+The operations of a block are small. Parallelized individually, they would synchronize thousands of
+times per step; each slice synchronizes once.
 """
 
 import itertools
@@ -13,15 +13,16 @@ import torch
 
 Result = TypeVar("Result")
 
-MAX_WORKERS = 8  # beyond, Python's lock would be in the way; each then uses several cores
-MIN_ITEMS_PER_WORKER = 32  # for one worker
+MAX_WORKERS = 8  # with more workers, Python's GIL would dominate; each then uses several cores
+MIN_ITEMS_PER_WORKER = 32  # minimum number of items per worker
 
 
 def in_parallel(work: Callable[[slice], Result], count: int) -> list[Result]:
-    """`work` on consecutive slices of `range(count)`, without gradient; results in their order.
+    """Runs `work` on consecutive slices of `range(count)`, without gradient; returns ordered
+    results.
 
-    How the range is cut depends on the count and on `torch.get_num_threads()` alone. Nothing
-    outlives the call.
+    The slices depend only on the count and on `torch.get_num_threads()`. No thread outlives the
+    call.
     """
     threads = torch.get_num_threads()
     workers = max(1, min(threads, MAX_WORKERS, count // MIN_ITEMS_PER_WORKER))
@@ -40,7 +41,7 @@ def in_parallel(work: Callable[[slice], Result], count: int) -> list[Result]:
             first = _without_gradient(work, slices[0])
             return [first, *(future.result() for future in futures)]
         finally:
-            # The setting is a thread's own, but is also what threads made later begin with.
+            # The setting is per thread, but also the default of threads that start later.
             torch.set_num_threads(threads)
 
 

@@ -143,7 +143,7 @@ def test_below_three_spare_rows_there_is_no_interval_and_no_verdict(
     assert result["fits"]["tied"]["no_interval"] == (None if shown else reason)
     assert ("the exponents differ" in text or "no significant difference" in text) == shown
     assert (reason in text) == (not shown)
-    assert ("no verdict" in text) == (not shown)
+    assert ("no conclusion" in text) == (not shown)
     assert ("comparisons, not corrected" in text) == shown
 
 
@@ -218,7 +218,7 @@ def test_published_figures() -> None:
     assert result["fits"]["tied"]["spare"] == 0
     assert set(result["fits"]) == {"tied", "leviathan"}
     says = " ".join(result["says"])
-    assert "cannot be told apart" in says
+    assert "cannot be determined separately" in says
     assert "the rows do not test the formula" in says
     found = [row["finding"] for row in result["contradictions"]]
     assert any("exp 2.402 is 11.05" in text and "10.94" in text for text in found)
@@ -247,7 +247,7 @@ def test_files_and_text(tmp_path: Path) -> None:
 
 
 BAD = {
-    "no rows": ("kind,parameters,tokens,loss\n", ("fit.table_empty",)),
+    "no rows": ("kind,parameters,tokens,loss\n", ("fit.no_rows",)),
     "empty": ("# nothing\n", ("fit.table_empty",)),
     "missing": ("params,tokens,loss\n1,2,3\n", ("fit.missing_columns", "params")),
     "negative": ("parameters,tokens,loss\n-1,2,3\n", ("fit.table_invalid",)),

@@ -118,13 +118,13 @@ def test_empty(run: Run, tmp_path: Path, file: str, capsys: pytest.CaptureFixtur
     assert not list(tmp_path.rglob("*.json"))
     result, _, _ = run(file, "reference.jsonl.zst")
     assert result["documents"] == 20
-    assert f"{file} holds no documents" in capsys.readouterr().err
+    assert f"{file} contains no documents" in capsys.readouterr().err
 
 
 def test_the_same_shard_twice(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     result, _, _ = run("duplicate")
     assert result["documents"] == 40
-    assert "holds the same texts as" in capsys.readouterr().err
+    assert "contains the same texts as" in capsys.readouterr().err
 
 
 def test_order_of_bad_lines_does_not_matter(run: Run, broken: Path, tmp_path: Path) -> None:

@@ -123,9 +123,9 @@ def test_a_full_disk_ends_it_and_more_room_continues_it(
             assert process.returncode == 1  # a DataError; the command line makes it exit status 2
             assert "DataError: preparing" in errors
             assert "No space left on device" in errors
-            assert "run the same command again" in errors
+            assert "run the same command to resume" in errors
             assert not (wanted.out / "dataset.json").exists()
         else:
-            assert "continuing: 6 of 6" in errors
+            assert "resuming: 6 of 6" in errors
     assert hashes(wanted.out) == hashes(alone.out)
     assert json.loads((wanted.out / "dataset.json").read_text())["documents"] == 30

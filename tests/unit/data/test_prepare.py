@@ -167,7 +167,7 @@ def test_duplicates(
     paths = shards(tmp_path / "in", [["one", "two", "one"], ["one", "two", "one"], ["two", "six"]])
     source = {"source": {"paths": paths[:2]}, "validation": {"paths": paths[2:]}}
     assert prepare(config(**source))["documents"] == 8
-    assert "01.jsonl.zst holds the same texts as" in capsys.readouterr().err
+    assert "01.jsonl.zst contains the same texts as" in capsys.readouterr().err
     wanted = config(**source, deduplicate=True, out=tmp_path / "unique")
     result = prepare(wanted)
     assert (result["documents"], result["duplicates"]) == (3, 5)
@@ -237,7 +237,7 @@ def test_killed_and_continued(
     (disturbed.out / ".tokenizer.tiktoken.7.tmp").touch()
     kept = len(list(parts.glob("?????")))
     prepare(disturbed)
-    assert f"continuing: {kept} of 8 files" in capsys.readouterr().err
+    assert f"resuming: {kept} of 8 files" in capsys.readouterr().err
     assert hashes(disturbed.out) == hashes(undisturbed.out)
 
 

@@ -50,7 +50,7 @@ def test_text_marks_borders_and_padding(data: Path) -> None:
     assert "[document 0 · A · " in text
     assert "def one(): pass⏎" in text
     assert "[red]" in text  # read as it stands
-    assert "continues from the row before" in text
+    assert "continued from the previous sample" in text
     assert "ids of padding, not trained on]" in text
 
 

@@ -325,8 +325,8 @@ def test_subsets_can_be_left_out(
     assert (result["documents"], result["subsets"]) == (2, ["ArXiv", "Wikipedia (en)"])
     assert DatasetInfo.load(wanted.out).sources[0].excluded == 2
     said = capsys.readouterr().err
-    assert "no document of 'wikipedia (en)'; did you mean 'Wikipedia (en)'?" in said
-    assert "no document of 'BookCorpus2'" in said
+    assert "no document is in 'wikipedia (en)'; did you mean 'Wikipedia (en)'?" in said
+    assert "no document is in 'BookCorpus2'" in said
     assert "'Books3'" not in said
     only = {"include": "ArXiv"}
     wanted = config({"paths": [str(shard)], "subsets": only}, out=tmp_path / "only")
@@ -368,7 +368,7 @@ def test_a_mismatch_sends_the_whole_file_to_tiktoken(
     wanted = config({"paths": [str(tiny_corpus)]})
     assert prepare(wanted) == good
     said = capsys.readouterr().err
-    assert "00.jsonl: the ids that gigatoken gives the document of line" in said
+    assert "00.jsonl: the ids that gigatoken gives for line" in said
     mismatches = [s.backend_mismatches for s in DatasetInfo.load(wanted.out).sources]
     assert mismatches == [1, 0]
 

@@ -233,7 +233,7 @@ def test_validation_on_texts_that_are_trained_on_is_warned_of(
     validation = {"paths": [str(copy)]}
     prepare(config(source={"paths": [str(one)]}, validation=validation))
     shown = " ".join(capsys.readouterr().err.split())
-    assert "the validation loss is measured on texts that are trained on" in shown
+    assert "the validation loss is computed on training texts" in shown
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_unknown_files_are_pointed_out(data: Path, capsys: pytest.CaptureFixture
     assert verify(data)["verified"]
     errors = capsys.readouterr().err
     for name in (".dataset.json.7.tmp", "notes.txt", "val/shard.00999.mds"):
-        assert f"warning: {data / name} is no part of the dataset" in errors
+        assert f"warning: {data / name} is not part of the dataset" in errors
 
 
 @pytest.mark.parametrize("place", [0, 5, 500, -1])

@@ -32,7 +32,7 @@ def test_ids_of_any_shape_and_integer_dtype(shape, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool])
 def test_ids_that_are_no_integers(dtype):
-    with pytest.raises(TypeError, match="token ids are integers"):
+    with pytest.raises(TypeError, match="token ids must be integers"):
         small()(torch.zeros(2, dtype=dtype))
 
 

@@ -82,5 +82,5 @@ def test_a_fall_back_is_logged_once(caplog):
         select._warn_once("for this test")
         select._warn_once("for this test")
     assert [r.getMessage() for r in caplog.records] == [
-        "LEV's fused kernel is not used: for this test"
+        "the fused LEV kernel is not used: for this test"
     ]
