@@ -1,10 +1,18 @@
-"""Reads JSON files, and writes files atomically."""
+"""Reads JSON files, and writes files and directories atomically."""
 
 import json
 import os
+import shutil
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from glob import escape
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from typing import Any, BinaryIO
+
+import psutil
 
 from leviathan.errors import DataError, LeviathanError
 
@@ -71,14 +79,53 @@ def read_json(
     raise error(code, f"{path}: {reason}{'. ' if remedy else ''}{remedy}")
 
 
-def write_atomic(path: Path, content: bytes) -> None:
-    """Writes `content` to a temporary file, flushes it to disk and renames it to `path`."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+@contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """Opens a temporary file; on success, flushes it to disk and renames it to `path`."""
+    temporary = _temporary(path)
     try:
         with temporary.open("wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_directory(path: Path) -> Iterator[Path]:
+    """Creates a temporary directory; on success, it replaces `path`.
+
+    Temporary directories that killed processes of this host left for `path` are removed.
+    """
+    for leftover in path.parent.glob(f".{escape(path.name)}.{escape(_host())}-*.tmp"):
+        if not psutil.pid_exists(int(leftover.stem.rsplit("-", 2)[1])):
+            shutil.rmtree(leftover, ignore_errors=True)
+    temporary = _temporary(path)
+    former = temporary.with_name(f"{temporary.name}.former")
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        if path.exists():
+            path.rename(former)
+        temporary.rename(path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(former, ignore_errors=True)
+
+
+def _host() -> str:
+    return socket.gethostname()[:64]
+
+
+def _temporary(path: Path) -> Path:
+    """A hidden path next to `path`, unique to this thread also on a shared filesystem."""
+    writer = f"{_host()}-{os.getpid()}-{threading.get_ident()}"
+    return path.with_name(f".{path.name}.{writer}.tmp")
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """Writes a file atomically; see `atomic_file`."""
+    with atomic_file(path) as file:
+        file.write(content)

@@ -164,11 +164,11 @@ def describe_groups(model: nn.Module, optim: OptimConfig) -> list[dict[str, Any]
 
 
 class GuardedAdamW(torch.optim.AdamW):
-    """AdamW of torch with a veto and clipping, for engines whose step cannot be split.
+    """AdamW of torch with skipping and clipping, for engines whose step cannot be split.
 
     Attributes:
-        veto: while it is set, `step` changes neither weights nor moments, so that an engine can
-            complete a step with non-finite gradients without effect.
+        skip_step: while it is set, `step` changes neither weights nor moments, so that an engine
+            can complete a step with non-finite gradients without effect.
         clip_index: parameter name → index of its gradient norm in the argument of `clip`.
     """
 
@@ -195,7 +195,7 @@ class GuardedAdamW(torch.optim.AdamW):
             group["grad_scale"] = min(1.0, group["max_norm"] / (norms[group["clip_index"]] + 1e-6))
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """One AdamW update; does nothing while `veto` is set."""
+        """One AdamW update; does nothing while `skip_step` is set."""
         if self.skip_step:
             return None
         for group in self.param_groups:

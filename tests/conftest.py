@@ -18,7 +18,7 @@ VOCABULARY = 600  # entries of the tiny tokenizer; its vocab_size is one more
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """Folder of real data: $LEVIATHAN_SHARED, or `shared` beside the repository; else a skip."""
+    """Directory of real data: $LEVIATHAN_SHARED, or `shared` next to the repository; else skips."""
     folder = Path(os.environ.get("LEVIATHAN_SHARED", REPOSITORY.parent / "shared"))
     if not (folder / "data").is_dir():
         pytest.skip("no shared data: set LEVIATHAN_SHARED")
@@ -27,7 +27,7 @@ def shared() -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two small Pile-format shards of real text, in two subsets."""
+    """A directory with two small Pile-format shards of real text, in two subsets."""
     folder = tmp_path_factory.mktemp("corpus")
     for number, modules in enumerate([(textwrap, json.decoder), (inspect, json.encoder)]):
         lines = []

@@ -116,12 +116,7 @@ def runnable(page: str) -> list[str]:
 
 
 def programs(folder: Path, deepspeed: str = "--num_accelerators 2") -> None:
-    """Puts the programs that pages call into `folder`/bin: those of this Python.
-
-    Args:
-        folder: where commands are run.
-        deepspeed: options of a `deepspeed` that names neither ranks nor hosts.
-    """
+    """Puts the programs that pages call into `folder`/bin: those of this Python."""
     python = shlex.quote(sys.executable)
     launcher = f"{python} -m deepspeed.launcher.runner --master_port {free_port()}"
     scripts = {
@@ -139,7 +134,7 @@ def programs(folder: Path, deepspeed: str = "--num_accelerators 2") -> None:
 
 
 def start(command: str, folder: Path) -> subprocess.Popen[str]:
-    """A command as a shell starts it in `folder`, with its `programs`."""
+    """A command as started by a shell in `folder`, with its `programs`."""
     launch = "leviathan launch "  # its port is fixed, so that all hosts agree
     return subprocess.Popen(
         ["bash", "-c", command.replace(launch, f"{launch}--port {free_port()} ")],

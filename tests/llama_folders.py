@@ -1,4 +1,4 @@
-"""Small Hugging Face Llama folders with the tokenizer shapes of public models."""
+"""Small Hugging Face Llama directories with the tokenizer formats of public models."""
 
 import inspect
 import json
@@ -142,7 +142,7 @@ def write_tokenizer(folder: Path, tokenizer: Any, **config: Any) -> Path:
 def write_llama_folder(
     folder: Path, tokenizer: Any, window: int = 64, vocab_size: int | None = None, **config: Any
 ) -> Path:
-    """A Llama folder with small random weights and this tokenizer."""
+    """A Llama directory with small random weights and this tokenizer."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 

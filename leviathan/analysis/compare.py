@@ -58,7 +58,7 @@ def compare(paths: Sequence[Path], allow_unequal: bool = False) -> dict[str, Any
         "groups": groups,
         "runs": [row for group in groups for row in group["runs"]],
     }
-    return report | {"verdict": summarize(report)}
+    return report | {"summary": summarize(report)}
 
 
 def config_differences(entries: Sequence[RunRecord]) -> list[dict[str, Any]]:

@@ -88,9 +88,9 @@ def _curves(groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def _frequency(groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     rows = []
     for group in groups:
-        strata = group["frequency"] or {"runs": [], "pairs": []}
-        differences = {pair["label"]: pair for pair in strata["pairs"]}
-        for run in strata["runs"]:
+        buckets = group["frequency"] or {"runs": [], "pairs": []}
+        differences = {pair["label"]: pair for pair in buckets["pairs"]}
+        for run in buckets["runs"]:
             for scale in SCALES:
                 for index, bucket in enumerate(run[scale]):
                     pair = differences.get(run["label"])

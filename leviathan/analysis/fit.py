@@ -157,13 +157,13 @@ def _with_interval(value: float, ends: Sequence[float | None], reason: str | Non
     return f"{value:.3g} ({low}–{high})"
 
 
-def _baseline(path: Path, kinds: Sequence[str], asked: str | None) -> str:
-    if asked is not None and asked not in kinds:
+def _baseline(path: Path, kinds: Sequence[str], requested: str | None) -> str:
+    if requested is not None and requested not in kinds:
         raise DataError(
             "fit.unknown_kind",
-            f"{path} contains no kind {asked!r}; its kinds are {', '.join(kinds)}",
+            f"{path} contains no kind {requested!r}; its kinds are {', '.join(kinds)}",
         )
-    return asked or ("tied" if "tied" in kinds else kinds[0])
+    return requested or ("tied" if "tied" in kinds else kinds[0])
 
 
 def _varies(points: Points, form: Form) -> bool:
@@ -171,10 +171,10 @@ def _varies(points: Points, form: Form) -> bool:
     return all(len(set(columns[letter])) > 1 for letter in form)
 
 
-def _form(points: Points, asked: Form | Literal["auto"]) -> Form:
+def _form(points: Points, requested: Form | Literal["auto"]) -> Form:
     """The configured form, or the one whose terms the rows determine."""
-    if asked != "auto":
-        return asked
+    if requested != "auto":
+        return requested
     if not _varies(points, "n"):
         return "d"
     if not _varies(points, "d") or scaling.line_of(points) is not None:
@@ -323,7 +323,7 @@ def _comparisons(result: dict[str, Any]) -> int:
 
 
 def _summary(
-    result: dict[str, Any], points: Points, asked: Form | Literal["auto"], floor: bool
+    result: dict[str, Any], points: Points, requested: Form | Literal["auto"], floor: bool
 ) -> list[str]:
     """The conclusions that the numbers support, as sentences."""
     sentences = []
@@ -333,7 +333,7 @@ def _summary(
             f"Parameters and tokens rise together in this table (D ~ N^{line:.2f}), so α and β "
             "cannot be determined separately: the exponent applies to this relation of N and D "
             "only, and so does the effective capacity."
-            + (" The table does not determine the requested form." if asked == "nd" else "")
+            + (" The table does not determine the requested form." if requested == "nd" else "")
         )
     for kind, figures in result["fits"].items():
         if figures["spare"] == 0:
@@ -355,8 +355,8 @@ def _summary(
             sentences.append(f"{lead}: no interval, so no conclusion ({row['no_interval']}).")
             continue
         low, high = row["interval"]
-        verdict = "the exponents differ" if row["differs"] else "no significant difference"
-        sentences.append(f"{lead} ({low:+.3f} to {high:+.3f}): {verdict}.")
+        outcome = "the exponents differ" if row["differs"] else "no significant difference"
+        sentences.append(f"{lead} ({low:+.3f} to {high:+.3f}): {outcome}.")
     for finding in result["contradictions"]:
         sentences.append(
             f"Line {finding['line']} ({finding['kind']}, {finding['parameters']:,.0f} "

@@ -18,21 +18,21 @@ def frequency_of(
         by_arm: runs by arm, the baseline first.
         paired: arms that are comparable with the baseline.
     """
-    present = {label: strata for label, own in by_arm.items() if (strata := _mean(own))}
+    present = {label: buckets for label, own in by_arm.items() if (buckets := _mean(own))}
     if not present:
         return None
     result: dict[str, Any] = {
         "runs": [
-            {"label": label} | {scale: strata.table(scale) for scale in SCALES}
-            for label, strata in present.items()
+            {"label": label} | {scale: buckets.table(scale) for scale in SCALES}
+            for label, buckets in present.items()
         ],
         "pairs": [],
     }
     baseline = next(iter(by_arm))
     base = present.get(baseline)
-    for label, strata in present.items():
-        if label in paired and base is not None and strata.identity == base.identity:
-            difference = paired_difference(base, strata)
+    for label, buckets in present.items():
+        if label in paired and base is not None and buckets.identity == base.identity:
+            difference = paired_difference(base, buckets)
             result["pairs"].append({"label": label, "base": baseline} | difference)
     return result
 
@@ -40,11 +40,11 @@ def frequency_of(
 def _mean(entries: Sequence[RunRecord]) -> FrequencyBuckets | None:
     """Buckets of one arm, with the loss of each document as mean over seeds; None unless all have
     it."""
-    all_strata = [entry.run.strata for entry in entries]
-    known = [strata for strata in all_strata if strata is not None]
-    if len(known) < len(all_strata) or len({strata.identity for strata in known}) != 1:
+    all_buckets = [entry.run.buckets for entry in entries]
+    known = [buckets for buckets in all_buckets if buckets is not None]
+    if len(known) < len(all_buckets) or len({buckets.identity for buckets in known}) != 1:
         return None
     nats: dict[Scale, np.ndarray] = {
-        scale: np.mean([strata.nats[scale] for strata in known], axis=0) for scale in SCALES
+        scale: np.mean([buckets.nats[scale] for buckets in known], axis=0) for scale in SCALES
     }
     return FrequencyBuckets(known[0].documents, nats, known[0].tokens, known[0].identity)

@@ -78,8 +78,8 @@ def inspect(
         result["similarity"] = similarity(tables[0].values, tables[1].values)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        pictures = geometry_figures(models)
-        result["files"] = [str(file) for one in pictures for file in one.save(out)]
+        figures = geometry_figures(models)
+        result["files"] = [str(file) for one in figures for file in one.save(out)]
         text = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False)
         write_atomic(out / "inspect.json", text.encode())
     return result
@@ -137,9 +137,9 @@ def _frequency_table(models: Sequence[dict[str, Any]]) -> Table:
 
 def _neighbors_of(models: Sequence[dict[str, Any]], index: int) -> list[RenderableType]:
     """A line that names the token, and the table of its neighbors."""
-    asked = models[0]["neighbors"][index]
-    seen = f", {asked['count']:,} times in training" if asked["count"] is not None else ""
-    title = f"Nearest to {asked['token']!r} (id {asked['id']}{seen})"
+    token = models[0]["neighbors"][index]
+    seen = f", {token['count']:,} times in training" if token["count"] is not None else ""
+    title = f"Nearest to {token['token']!r} (id {token['id']}{seen})"
     table = Table()
     for model in models:
         table.add_column(model["label"])

@@ -34,19 +34,19 @@ ReportFigures = Mapping[str, ReportFigure]
 COLUMNS = 4  # maximum number of arms side by side on a page, in print, too
 
 
-def report_page(report: dict[str, Any], pictures: ReportFigures) -> str:
+def report_page(report: dict[str, Any], figures: ReportFigures) -> str:
     """The complete HTML document.
 
     Args:
         report: the result of `compare`.
-        pictures: figures by name, from `draw_figures`.
+        figures: figures by name, from `draw_figures`.
     """
     groups = report["groups"]
-    parts = [_header(report), _overview(groups, pictures)]
+    parts = [_header(report), _overview(groups, figures)]
     for index, group in enumerate(groups):
         if group["name"]:
             parts.append(f'<h2 class="group">{escape(group["name"])}</h2>')
-        parts += _group(group, index, pictures)
+        parts += _group(group, index, figures)
     parts.append(_guide(report))
     return document(report["title"], "".join(parts))
 
@@ -74,9 +74,9 @@ def figure_name(group: dict[str, Any], index: int, what: str) -> str:
     return f"{index + 1}_{plain}_{what}"
 
 
-def _group(group: dict[str, Any], index: int, pictures: ReportFigures) -> list[str]:
+def _group(group: dict[str, Any], index: int, figures: ReportFigures) -> list[str]:
     def drawn(what: str) -> ReportFigure | None:
-        return pictures.get(figure_name(group, index, what))
+        return figures.get(figure_name(group, index, what))
 
     curves = drawn("curves")
     assert curves is not None
@@ -104,11 +104,11 @@ def _header(report: dict[str, Any]) -> str:
     return (
         f'<header><p class="eyebrow">Leviathan · comparison of runs</p>'
         f"<h1>{escape(report['title'])}</h1>{question}"
-        f'<p class="verdict">{escape(report["verdict"])}</p>{gone}</header>'
+        f'<p class="summary">{escape(report["summary"])}</p>{gone}</header>'
     )
 
 
-def _overview(groups: Sequence[dict[str, Any]], pictures: ReportFigures) -> str:
+def _overview(groups: Sequence[dict[str, Any]], figures: ReportFigures) -> str:
     """All groups in one table and one figure; empty for a single group."""
     if len(groups) < 2:
         return ""
@@ -146,7 +146,7 @@ def _overview(groups: Sequence[dict[str, Any]], pictures: ReportFigures) -> str:
         + comparisons_note(counted),
         "note",
     )
-    drawn = figure(pictures["gains"], "Perplexity change by group", text)
+    drawn = figure(figures["gains"], "Perplexity change by group", text)
     return section("All comparisons", table(heads, body) + notes + drawn)
 
 

@@ -9,7 +9,7 @@ from leviathan.analysis.html import caption, figure, row, table, with_change
 from leviathan.analysis.table import MISSING, number, score, signed, task_scale
 from leviathan.evaluate.intervals import comparisons_note
 
-_BESIDE = 4  # maximum number of columns of losses and differences on a page
+_MAX_COLUMNS = 4  # maximum number of columns of losses and differences on a page
 _LOSSES = 5  # maximum number of columns of losses only
 _SCALE_TITLES = {
     "absolute": "By occurrences in the training split",
@@ -19,29 +19,29 @@ _SCALE_TITLES = {
 
 def by_frequency(group: dict[str, Any], drawn: ReportFigure | None) -> str:
     """Loss by training frequency of the target: figure and tables."""
-    strata = group["frequency"]
-    if strata is None or drawn is None:
+    buckets = group["frequency"]
+    if buckets is None or drawn is None:
         return caption(
             "Not computed: run <code>leviathan frequency</code> on the checkpoints first."
         )
     text = "Validation targets, sorted into buckets by how often the token occurs in training."
-    if strata["pairs"]:
+    if buckets["pairs"]:
         text += (
             " Below: paired difference with its 95 % interval over documents, for ten documents or "
             "more. The interval does not include the variation between seeds. "
         )
         text += comparisons_note(group["comparisons"]["frequency"])
-    tables = [_strata_table(strata, scale) for scale in _SCALE_TITLES]
+    tables = [_bucket_table(buckets, scale) for scale in _SCALE_TITLES]
     name = "Loss by training frequency of the target"
     return figure(drawn, name, text) + "".join(tables)
 
 
-def _strata_table(strata: dict[str, Any], scale: str) -> str:
+def _bucket_table(buckets: dict[str, Any], scale: str) -> str:
     """Tables of losses, with the differences in the same table or below it."""
-    runs, pairs = strata["runs"], strata["pairs"]
+    runs, pairs = buckets["runs"], buckets["pairs"]
     total = sum(one["tokens"] for one in runs[0][scale])
     kept = [(index, one) for index, one in enumerate(runs[0][scale]) if one["tokens"]]
-    beside = pairs if len(runs) + len(pairs) <= _BESIDE else []
+    inline = pairs if len(runs) + len(pairs) <= _MAX_COLUMNS else []
     tables = []
     for first in range(0, len(runs), _LOSSES):
         some, body = runs[first : first + _LOSSES], []
@@ -49,14 +49,14 @@ def _strata_table(strata: dict[str, Any], scale: str) -> str:
             cells = [f"{one['tokens']:,}", plots.share(one["tokens"] / total)]
             cells += [number(run[scale][index]["nats_per_token"], 3) for run in some]
             body.append(
-                row(one["bucket"], cells, "".join(_interval(pair[scale][index]) for pair in beside))
+                row(one["bucket"], cells, "".join(_interval(pair[scale][index]) for pair in inline))
             )
         heads = ["bucket", "targets", "share", *(run["label"] for run in some)]
-        heads += [f"{pair['label']} − {pair['base']}" for pair in beside]
+        heads += [f"{pair['label']} − {pair['base']}" for pair in inline]
         tables.append(table(heads, body))
-    apart = pairs if not beside else []
-    for first in range(0, len(apart), _BESIDE):
-        few = apart[first : first + _BESIDE]
+    separate = pairs if not inline else []
+    for first in range(0, len(separate), _MAX_COLUMNS):
+        few = separate[first : first + _MAX_COLUMNS]
         body = [
             row(one["bucket"], [], "".join(_interval(pair[scale][index]) for pair in few))
             for index, one in kept

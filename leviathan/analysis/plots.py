@@ -51,26 +51,26 @@ def loss_curves(curves: Sequence[dict[str, Any]], name: str = "curves") -> Repor
 
 
 def frequency(
-    strata: dict[str, Any], scale: str = "absolute", name: str | None = None
+    buckets: dict[str, Any], scale: str = "absolute", name: str | None = None
 ) -> ReportFigure:
     """Loss by training-frequency bucket; below, the paired difference with its interval.
 
     Args:
-        strata: the `frequency` part of `compare`, or the result of `leviathan frequency`.
+        buckets: the `frequency` part of `compare`, or the result of `leviathan frequency`.
         scale: `absolute` (occurrences) or `relative` (share of the training tokens).
         name: name of the figure.
     """
-    kept = [i for i, row in enumerate(strata["runs"][0][scale]) if row["tokens"]]
-    pairs = strata["pairs"]
+    kept = [i for i, row in enumerate(buckets["runs"][0][scale]) if row["tokens"]]
+    pairs = buckets["pairs"]
 
     def draw(narrow: bool) -> Figure:
         figure = Figure(figsize=size(narrow, 5.2 if pairs else 3.6), layout="constrained")
         ratios = [1.7, 1] if pairs else [1]
         panels = figure.subplots(len(ratios), sharex=True, squeeze=False, height_ratios=ratios)
-        _draw_strata(panels[0, 0], strata["runs"], scale, kept)
+        _draw_buckets(panels[0, 0], buckets["runs"], scale, kept)
         if pairs:
-            _draw_pairs(panels[1, 0], strata, scale, kept)
-        _name_buckets(panels[-1, 0], strata["runs"][0][scale], kept, scale, narrow)
+            _draw_pairs(panels[1, 0], buckets, scale, kept)
+        _name_buckets(panels[-1, 0], buckets["runs"][0][scale], kept, scale, narrow)
         return figure
 
     return draw_figure(name or f"frequency_{scale}", draw)
@@ -166,10 +166,10 @@ def _tick(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def save_frequency(strata: dict[str, Any], out: Path) -> list[Path]:
+def save_frequency(buckets: dict[str, Any], out: Path) -> list[Path]:
     """Writes `frequency_absolute` and `frequency_relative` as SVG and PNG; returns their paths."""
     return [
-        file for scale in ("absolute", "relative") for file in frequency(strata, scale).save(out)
+        file for scale in ("absolute", "relative") for file in frequency(buckets, scale).save(out)
     ]
 
 
@@ -221,7 +221,7 @@ def _draw_gaps(axes: Axes, curves: Sequence[dict[str, Any]]) -> None:
     label_ends(axes, ends)
 
 
-def _draw_strata(axes: Axes, runs: Sequence[dict[str, Any]], scale: str, kept: list[int]) -> None:
+def _draw_buckets(axes: Axes, runs: Sequence[dict[str, Any]], scale: str, kept: list[int]) -> None:
     place = np.arange(len(kept))
     ends = []
     for number, run in enumerate(runs):
@@ -240,9 +240,9 @@ def _draw_strata(axes: Axes, runs: Sequence[dict[str, Any]], scale: str, kept: l
     label_ends(axes, ends)
 
 
-def _draw_pairs(axes: Axes, strata: dict[str, Any], scale: str, kept: list[int]) -> None:
-    base, pairs = strata["runs"][0]["label"], strata["pairs"]
-    labels = [run["label"] for run in strata["runs"]]
+def _draw_pairs(axes: Axes, buckets: dict[str, Any], scale: str, kept: list[int]) -> None:
+    base, pairs = buckets["runs"][0]["label"], buckets["pairs"]
+    labels = [run["label"] for run in buckets["runs"]]
     axes.axhline(0, color=color(0), linewidth=1.2, zorder=2)
     spread = np.linspace(-0.18, 0.18, len(pairs)) if len(pairs) > 1 else np.zeros(1)
     for shift, pair in zip(spread, pairs, strict=True):

@@ -33,9 +33,9 @@ def build_report(runs: Sequence[Path], out: Path, allow_unequal: bool = False) -
     for file in (*files.values(), out / "plots" / "curves.svg"):
         check_writable_file(file)
     report = compare(runs, allow_unequal)
-    pictures = draw_figures(report)
+    figures = draw_figures(report)
     out.mkdir(parents=True, exist_ok=True)
-    plots = [file for one in pictures.values() for file in one.save(out / "plots")]
+    plots = [file for one in figures.values() for file in one.save(out / "plots")]
     tables = csv_files(report)
     for name, text in tables.items():
         write_atomic(out / name, text.encode())
@@ -43,7 +43,7 @@ def build_report(runs: Sequence[Path], out: Path, allow_unequal: bool = False) -
         "csv": [str(out / name) for name in tables],
         "plots": [str(file) for file in plots],
     }
-    write_atomic(files["html"], report_page(report, pictures).encode())
+    write_atomic(files["html"], report_page(report, figures).encode())
     text = json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False)
     write_atomic(files["json"], text.encode())
     return report

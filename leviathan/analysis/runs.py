@@ -40,7 +40,7 @@ class Run:
         facts: run.json and state.json of the latest checkpoint, merged; `{}` if neither exists.
         evaluated_step: step of the latest evaluation; None without one.
         perplexity, lm_eval: results of that evaluation; None if it was not run.
-        strata: its losses per document; None if `leviathan frequency` was not run.
+        buckets: its losses per document; None if `leviathan frequency` was not run.
         tokenizer, data: fingerprints of the tokenizer and the dataset; None if no file records
             them.
         compares_loop: whether the validation loss is that of the training loop although
@@ -55,7 +55,7 @@ class Run:
     evaluated_step: int | None
     perplexity: dict[str, Any] | None
     lm_eval: dict[str, Any] | None
-    strata: FrequencyBuckets | None
+    buckets: FrequencyBuckets | None
     tokenizer: str | None
     data: str | None
     compares_loop: bool = False
@@ -163,8 +163,8 @@ class Run:
     @property
     def machine(self) -> str | None:
         """Hardware and date of the run, if recorded."""
-        said = [self.facts.get("machine"), self.facts.get("date")]
-        return ", ".join(str(part) for part in said if part) or None
+        parts = [self.facts.get("machine"), self.facts.get("date")]
+        return ", ".join(str(part) for part in parts if part) or None
 
     @property
     def flops_per_token(self) -> int | None:
@@ -207,7 +207,7 @@ def load_run(path: Path) -> Run:
     evaluation = _newest_evaluation(path)
     step = step_of(evaluation) if evaluation else None
     results = evaluation or path / "evaluation"
-    strata_file = results / "frequency.npz"
+    buckets_file = results / "frequency.npz"
     perplexity = read_result(results / "perplexity.json")
     if perplexity is not None and not _is_number(perplexity.get("nats_per_token")):
         raise DataError(
@@ -225,7 +225,7 @@ def load_run(path: Path) -> Run:
         evaluated_step=step,
         perplexity=perplexity,
         lm_eval=read_result(results / "lm_eval.json"),
-        strata=FrequencyBuckets.load(strata_file) if strata_file.exists() else None,
+        buckets=FrequencyBuckets.load(buckets_file) if buckets_file.exists() else None,
         tokenizer=tokenizer,
         data=data,
     )

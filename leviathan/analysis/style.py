@@ -42,7 +42,7 @@ p, li, figcaption {{ max-width: 44rem; }}
 h2.group {{ font-size: 1.5rem; margin: 3.5rem 0 -1.5rem; padding-top: 1rem;
   border-top: 2px solid var(--grid); }}
 summary {{ cursor: pointer; font-size: .95rem; }}
-.verdict {{ font-size: 1.08rem; margin: 0; }}
+.summary {{ font-size: 1.08rem; margin: 0; }}
 figure {{ margin: 0; }}
 figcaption, .note {{ color: var(--muted); font-size: .86rem; }}
 figcaption {{ margin-top: .5rem; }}

@@ -44,10 +44,10 @@ def _group_outcome(group: dict[str, Any]) -> list[str]:
         return [group["pairing"]["note"]] if group["pairing"]["note"] else []
     arms.sort(key=lambda arm: arm["relative"]["validation_nats"])
     count = comparisons_note(sum(_interval_of(group, arm)[2] is None for arm in arms))
-    told = arms if len(arms) <= _MANY else [arms[0], arms[-1]]
+    named = arms if len(arms) <= _MANY else [arms[0], arms[-1]]
     lead = f"{group['name']}: " if group["name"] else ""
-    sentences = [_outcome(group, arm) for arm in told]
-    if len(told) < len(arms):
+    sentences = [_outcome(group, arm) for arm in named]
+    if len(named) < len(arms):
         sentences[0] = f"Best of {len(arms)} arms: {sentences[0]}"
         sentences[1] = f"Worst: {sentences[1]}"
     return [lead + sentences[0], *sentences[1:], *([count] if count else [])]

@@ -94,7 +94,7 @@ def terminal_table(report: dict[str, Any]) -> str:
         notes = [speed_note(group), load_note(group), group["loss_note"], group["pairing"]["note"]]
         notes += [within_note(group), differences_note(group), sweep_note(group)]
         lines += [note for note in notes if note]
-    return "\n".join([*lines, report["verdict"]])
+    return "\n".join([*lines, report["summary"]])
 
 
 def speed_note(group: dict[str, Any]) -> str:

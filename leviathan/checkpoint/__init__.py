@@ -1,1 +1,1 @@
-"""The one checkpoint format of every engine and layout; see `save` and `boxes`."""
+"""The checkpoint format of all engines and layouts; see `save` and `dcp`."""

@@ -60,10 +60,10 @@ class Chunk:
         offsets = (a + b for a, b in zip(outer.offsets, self.offsets, strict=True))
         return replace(self, offsets=tuple(offsets))
 
-    def view_of(self, whole: Tensor) -> Tensor:
+    def view_of(self, full: Tensor) -> Tensor:
         """The chunk as a view of the tensor."""
         ranges = zip(self.offsets, self.sizes, strict=True)
-        return whole[tuple(slice(start, start + size) for start, size in ranges)]
+        return full[tuple(slice(start, start + size) for start, size in ranges)]
 
     def from_flat(self, flat: Tensor) -> Tensor:
         """The chunk as a view of its flat slice, in the chunk's shape."""
@@ -91,8 +91,8 @@ class FlatShard:
     def chunks(self) -> Iterator[Chunk]:
         """The chunks of the full tensor that tile the slice, in flat order."""
         part = self.chunk or Chunk((0,) * len(self.shape), self.shape)
-        for box in chunks_of(part.sizes, self.start, self.flat.numel()):
-            yield box.offset_in(part)
+        for chunk in chunks_of(part.sizes, self.start, self.flat.numel()):
+            yield chunk.offset_in(part)
 
 
 def chunks_of(shape: tuple[int, ...], start: int, count: int) -> Iterator[Chunk]:
@@ -106,15 +106,15 @@ def chunks_of(shape: tuple[int, ...], start: int, count: int) -> Iterator[Chunk]
     done = 0
     while done < count:
         index, inside = divmod(start + done, row)
-        whole = (count - done) // row if inside == 0 else 0
-        if whole:
+        full = (count - done) // row if inside == 0 else 0
+        if full:
             zeros = (0,) * (len(shape) - 1)
-            yield Chunk((index, *zeros), (whole, *shape[1:]), done)
-            done += whole * row
+            yield Chunk((index, *zeros), (full, *shape[1:]), done)
+            done += full * row
         else:
             part = min(count - done, row - inside)
-            for box in chunks_of(shape[1:], inside, part):
-                yield Chunk((index, *box.offsets), (1, *box.sizes), done + box.at)
+            for chunk in chunks_of(shape[1:], inside, part):
+                yield Chunk((index, *chunk.offsets), (1, *chunk.sizes), done + chunk.at)
             done += part
 
 
@@ -123,11 +123,11 @@ class _ShardIndex:
 
     def __init__(self, slices: Iterable[FlatShard]) -> None:
         self.slices = [piece for piece in slices if piece.flat.numel()]
-        self.boxes = [list(piece.chunks()) for piece in self.slices]
+        self.chunks = [list(piece.chunks()) for piece in self.slices]
         self.views = {
-            (piece.key, box.offsets): box.from_flat(piece.flat)
-            for piece, boxes in zip(self.slices, self.boxes, strict=True)
-            for box in boxes
+            (piece.key, chunk.offsets): chunk.from_flat(piece.flat)
+            for piece, chunks in zip(self.slices, self.chunks, strict=True)
+            for chunk in chunks
         }
 
     def view(self, index: MetadataIndex) -> Tensor:
@@ -146,16 +146,16 @@ class _SavePlanner(SavePlanner):
     def create_local_plan(self) -> SavePlan:
         items = [
             WriteItem(
-                index=MetadataIndex(piece.key, box.offsets),
+                index=MetadataIndex(piece.key, chunk.offsets),
                 type=WriteItemType.SHARD,
                 tensor_data=TensorWriteData(
-                    chunk=box.metadata,
+                    chunk=chunk.metadata,
                     properties=TensorProperties(dtype=piece.flat.dtype),
                     size=torch.Size(piece.shape),
                 ),
             )
-            for piece, boxes in zip(self.pieces.slices, self.pieces.boxes, strict=True)
-            for box in boxes
+            for piece, chunks in zip(self.pieces.slices, self.pieces.chunks, strict=True)
+            for chunk in chunks
         ]
         return SavePlan(items)
 
@@ -182,11 +182,11 @@ class _LoadPlanner(LoadPlanner):
     def create_local_plan(self) -> LoadPlan:
         assert self.metadata is not None
         items: list[ReadItem] = []
-        for piece, boxes in zip(self.pieces.slices, self.pieces.boxes, strict=True):
+        for piece, chunks in zip(self.pieces.slices, self.pieces.chunks, strict=True):
             stored = self.metadata.state_dict_metadata[piece.key]
             assert isinstance(stored, TensorStorageMetadata)
             items += create_read_items_for_chunk_list(
-                piece.key, stored, [box.metadata for box in boxes]
+                piece.key, stored, [chunk.metadata for chunk in chunks]
             )
         return LoadPlan(items)
 
@@ -393,9 +393,9 @@ def load_shards(slices: Iterable[FlatShard], directory: Path, collective: bool =
         CheckpointError: a rank cannot read; raised on every rank.
     """
     reader, planner = _MetadataReader(directory), _LoadPlanner(_ShardIndex(slices))
-    alone = not (collective and dist.is_initialized())
+    single_process = not (collective and dist.is_initialized())
     with _quiet(), _plain_errors(directory):
-        load({}, storage_reader=reader, planner=planner, no_dist=alone)
+        load({}, storage_reader=reader, planner=planner, no_dist=single_process)
 
 
 @contextmanager

@@ -59,7 +59,7 @@ def list_checkpoints(run_dir: Path) -> dict[str, dict[str, Any]]:
         try:
             found[directory.name] = checkpoint_info(directory)
         except CheckpointError as error:
-            found[directory.name] = {"checkpoint": str(directory), "damaged": str(error)}
+            found[directory.name] = {"checkpoint": str(directory), "error": str(error)}
     return found
 
 
@@ -67,8 +67,8 @@ def checkpoints_table(found: dict[str, dict[str, Any]]) -> str:
     """Formats the result of `list_checkpoints` as a table."""
     lines = [f"{'':14}{'step':>10}{'tokens':>16}{'MB':>12}{'ranks':>7}  engine"]
     for name, info in found.items():
-        if "damaged" in info:
-            lines.append(f"{name:14}  {info['damaged']}")
+        if "error" in info:
+            lines.append(f"{name:14}  {info['error']}")
             continue
         numbers = f"{info['step']:>10,}{info['tokens']:>16,}{info['bytes'] / 1e6:>12,.1f}"
         lines.append(f"{name:14}{numbers}{info['ranks']:>7}  {info['engine']}")

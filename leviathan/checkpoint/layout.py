@@ -14,7 +14,7 @@ from leviathan.files import read_json
 
 CHECKPOINTS = "checkpoints"
 EVALUATION = "evaluation"
-SAVING, _REMOVING, _DAMAGED = ".saving-", ".removing-", "damaged-"
+SAVING, _REMOVING, _CORRUPT = ".saving-", ".removing-", "corrupt-"
 _STEP = re.compile(r"step-(\d{8,})")
 
 
@@ -77,7 +77,7 @@ def _refuse(path: Path, reason: str) -> None:
     raise CheckpointError("checkpoint.not_found", f"{path}: {reason}")
 
 
-def read_state(directory: Path, **wanted: type) -> dict[str, Any]:
+def read_state(directory: Path, **keys: type) -> dict[str, Any]:
     """Reads state.json of a checkpoint: step, tokens, seed, data fingerprint, …
 
     Args:
@@ -92,8 +92,8 @@ def read_state(directory: Path, **wanted: type) -> dict[str, Any]:
     state = read_json(path, "checkpoint.corrupt", error=CheckpointError)
     named = _STEP.fullmatch(directory.name)
     if named or "step" in state:
-        wanted = {"step": int, **wanted}
-    for key, kind in wanted.items():
+        keys = {"step": int, **keys}
+    for key, kind in keys.items():
         value = state.get(key)
         if type(value) is not kind or (isinstance(value, int) and value < 0):
             expected = "a non-negative integer" if kind is int else f"a {kind.__name__}"
@@ -141,11 +141,11 @@ def prune(run_dir: Path, keep: CheckpointConfig, step: int) -> None:
 
 
 def quarantine(directory: Path) -> None:
-    """Renames an unusable checkpoint to damaged-… and reports it; nothing is deleted."""
-    name, number = _DAMAGED + directory.name, 1
+    """Renames an unusable checkpoint to corrupt-… and reports it; deletes nothing."""
+    name, number = _CORRUPT + directory.name, 1
     while (aside := directory.with_name(name)).exists():
         number += 1
-        name = f"{_DAMAGED}{directory.name}-{number}"
+        name = f"{_CORRUPT}{directory.name}-{number}"
     directory.rename(aside)
     say(
         f"{directory}: incomplete, corrupt, or of a later step; renamed to {name}. Delete it if "

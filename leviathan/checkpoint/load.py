@@ -33,20 +33,20 @@ def latest_valid(run_dir: Path, mesh: Mesh) -> Path | None:
         CheckpointError: all checkpoints of the run are corrupt.
     """
     candidates = mesh.broadcast(complete_checkpoints(run_dir))
-    damaged: list[str] = []
+    problems: list[str] = []
     for directory in reversed(candidates):
         try:
             with mesh.sync_errors():
                 verify_checkpoint(directory, mesh.rank, mesh.world_size)
         except CheckpointError as error:
-            damaged.append(str(error))
+            problems.append(str(error))
             say(f"Skipping a corrupt checkpoint: {error}", style="yellow")
             continue
         return directory
-    if damaged:
+    if problems:
         raise CheckpointError(
             "checkpoint.all_corrupt",
-            f"{run_dir}: all {len(damaged)} checkpoints are corrupt; delete them to restart from "
+            f"{run_dir}: all {len(problems)} checkpoints are corrupt; delete them to restart from "
             "step 0",
         )
     return None

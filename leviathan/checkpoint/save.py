@@ -99,7 +99,7 @@ def _finish(draft: Path, final: Path, config: RunConfig, mesh: Mesh, state: dict
     with mesh.sync_errors():
         if mesh.rank == 0:
             write_manifest(draft, {k: v for share in shares for k, v in sorted(share.items())})
-            _commit(draft, final)
+            commit(draft, final)
             prune(config.run_dir, config.checkpoint, state["step"])
 
 
@@ -125,8 +125,8 @@ def _write_small_files(draft: Path, config: RunConfig, state: dict[str, Any]) ->
     save_tokenizer(config.data, draft)
 
 
-def _commit(draft: Path, final: Path) -> None:
-    """Renames the staging directory to the final one."""
+def commit(draft: Path, final: Path) -> None:
+    """Renames a staging directory to a checkpoint; an existing directory is renamed first."""
     if final.exists():
         # The run directory is locked, so this directory was created from outside during the run.
         quarantine(final)

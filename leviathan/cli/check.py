@@ -113,10 +113,10 @@ def check(
             ranks=None if hosts else -(-world // nodes),
             port=port,
         )
-        asked = CheckOptions(
+        options = CheckOptions(
             request, world, device, memory_gb, peak_tflops, mfu, ranks_per_node, verify_data
         )
-        report = look(loaded, asked)
+        report = look(loaded, options)
     show(report.as_dict(), as_json, table)
     if report.level == "error":
         raise typer.Exit(2)

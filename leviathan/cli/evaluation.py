@@ -62,7 +62,7 @@ def frequency(
     For several checkpoints, also computes their paired differences, with 95 % intervals over
     documents if there are at least ten.
 
-    Example: `leviathan frequency runs/tied runs/leviathan --data data/pile --out strata`
+    Example: `leviathan frequency runs/tied runs/leviathan --data data/pile --out frequency`
     """
     from leviathan.evaluate.frequency import frequency as run
     from leviathan.evaluate.frequency import frequency_table

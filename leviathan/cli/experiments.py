@@ -83,7 +83,7 @@ def run(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Runs an experiment on this machine, one run after another, and writes its report.
+    """Runs an experiment sequentially on this host and writes its report.
 
     Finished runs are skipped, so the same command resumes an interrupted experiment. The key
     `launch` selects a launcher: `launch='torchrun --nproc-per-node 8'`.

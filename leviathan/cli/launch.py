@@ -18,7 +18,10 @@ def launch(
         Path | None, typer.Option(help="Hostfile: lines `name slots=N`. Default: this machine.")
     ] = None,
     remote: Annotated[
-        str, typer.Option(help="Remote shell of deepspeed: pdsh or ssh. torchrun uses ssh.")
+        str,
+        typer.Option(
+            help="Remote shell of the DeepSpeed launcher: pdsh or ssh. torchrun always uses ssh."
+        ),
     ] = "pdsh",
     ranks: Annotated[
         int | None,

@@ -7,7 +7,7 @@ import typer
 
 from leviathan.cli.options import AsJson, Config, Overrides, lines, show
 from leviathan.config.load import read_config, validate
-from leviathan.config.schema import ModelConfig, ModelFile, OptimConfig, RunConfig
+from leviathan.config.schema import ModelFile, OptimConfig, RunConfig
 
 if TYPE_CHECKING:
     from leviathan.model.cost_model import Estimate
@@ -72,7 +72,9 @@ def params(
     counted = asdict(count_params(loaded.model))
     if groups:
         optim = loaded.optim if isinstance(loaded, RunConfig) else OptimConfig()
-        show({"groups": _param_groups(loaded.model, optim)}, as_json, _groups_table)
+        from leviathan.train.run_dir import model_groups
+
+        show({"groups": model_groups(loaded.model, optim)}, as_json, _groups_table)
         return
     if world_size is None:
         show(counted, as_json)
@@ -105,13 +107,6 @@ def params(
         return f"{lines(counted)}\n\n{_tables(found, batch * loaded.model.seq_len, result)}"
 
     show(result, as_json, as_text)
-
-
-def _param_groups(model: ModelConfig, optim: OptimConfig) -> list[dict[str, Any]]:
-    from leviathan.model.transformer import meta_model
-    from leviathan.optim import describe_groups
-
-    return describe_groups(meta_model(model), optim)
 
 
 def _groups_table(result: dict[str, Any]) -> str:

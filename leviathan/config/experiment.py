@@ -8,24 +8,14 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from leviathan.config.identity import flatten
 from leviathan.config.strict import Paths, PositiveFloat, PositiveInt, Strict, UserPath
 
 
-def dotted(tree: Any, above: str = "") -> Any:
-    """Flattens nested mappings, `{a: {b: 1}}` → `{a.b: 1}`; returns other values unchanged."""
-    if not isinstance(tree, dict):
-        return tree
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            flat |= dotted(value, f"{above}{key}.")
-        else:
-            flat[f"{above}{key}"] = value
-    return flat
-
-
 def _nothing_is_no_change(value: Any) -> Any:
-    return {} if value is None else dotted(value)
+    if value is None:
+        return {}
+    return flatten(value) if isinstance(value, dict) else value
 
 
 # Changes to a run configuration, `model.embedding.kind: tied`, dotted or nested.
@@ -34,10 +24,9 @@ Arms = dict[str, Changes]
 
 
 def _single(value: Any) -> Any:
-    swept = dotted(value)
-    if not isinstance(swept, dict):
-        return swept
-    return {key: own if isinstance(own, list) else [own] for key, own in swept.items()}
+    if not isinstance(value, dict):
+        return value
+    return {key: own if isinstance(own, list) else [own] for key, own in flatten(value).items()}
 
 
 Sweep = Annotated[dict[str, Annotated[list[Any], Field(min_length=1)]], BeforeValidator(_single)]

@@ -1,5 +1,6 @@
 """Messages for validation errors: file and line, dotted key, found value, expected value."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, get_args, get_origin
 
@@ -11,6 +12,7 @@ from leviathan.config.suggest import nearest, synonym
 from leviathan.credentials import without_credentials
 
 Path = tuple[str, ...]
+_KEY = re.compile(r"\b[a-z_]+(?:\.[a-z_0-9]+)*")
 
 _FORMATS: dict[type[BaseModel], str] = {
     PrepConfig: "a dataset configuration for `leviathan prep` (configs/data)",
@@ -165,10 +167,14 @@ def explain(
         path = _without_tags(problem["loc"], data, problem["type"] == "missing")
         if problem["type"] == "union_tag_invalid":
             path = (*path, "kind")
-        # For a missing key, the line of its section.
-        spot = next(
-            (origins[path[:n]] for n in range(len(path), 0, -1) if path[:n] in origins), source
-        )
-        dotted = ".".join(path) or "(top level)"
-        lines.append(f"{spot}: {dotted}: {_sentence(problem, path, schema, data)}")
+        sentence = _sentence(problem, path, schema, data)
+        # A contradiction between keys is at the keys that the sentence names.
+        named = [(*path, *key.split(".")) for key in _KEY.findall(sentence)]
+        spots = [origins[key] for key in named if key in origins]
+        if problem["type"] != "value_error" or not spots:
+            # For a missing key, the line of its section.
+            above = [path[:n] for n in range(len(path), 0, -1)]
+            spots = [origins[key] for key in above if key in origins][:1] or [source]
+        start = ", ".join(sorted(set(spots)))
+        lines.append(": ".join([start, *([".".join(path)] if path else []), sentence]))
     return "\n".join(lines)

@@ -56,10 +56,10 @@ def within(key: str, names: tuple[str, ...]) -> bool:
 
 
 def flatten(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Flattens nested mappings: dotted key → value."""
+    """Flattens nested mappings: dotted key → value. An empty mapping is a value."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and value:
             flat |= flatten(value, f"{above}{key}.")
         else:
             flat[f"{above}{key}"] = value

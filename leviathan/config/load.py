@@ -37,7 +37,8 @@ class _Loader(yaml.SafeLoader):
         except (ValueError, LookupError, AttributeError) as error:  # for example from `!!int abc`
             kind = node.tag.rpartition(":")[2]
             raise _refusal(
-                node, f"{without_credentials(str(node.value))[:60]!r} is no {kind} ({error})"
+                node,
+                f"{without_credentials(str(node.value))[:60]!r} is not a valid {kind} ({error})",
             ) from None
 
 

@@ -25,8 +25,8 @@ class RunPlan:
         if self.world_size % tp:
             raise ConfigError(
                 "parallel.indivisible",
-                f"parallel.tp={tp} does not divide the {self.world_size} ranks that were started: "
-                "start a multiple of it, or set a parallel.tp that divides them",
+                f"parallel.tp={tp} does not divide the {self.world_size} ranks: start a multiple "
+                f"of {tp} ranks, or set parallel.tp to a divisor of {self.world_size}",
             )
         if batch < self.dp:
             raise ConfigError(

@@ -135,8 +135,8 @@ class PrepConfig(Strict):
     )
     max_document_bytes: PositiveInt = Field(
         default=1 << 28,
-        description="maximum size of a document in bytes; larger ones are rejected. Bounds the "
-        "memory",
+        description="maximum size of a document in bytes, which bounds the memory; larger "
+        "documents are rejected",
     )
     deduplicate: bool = Field(
         default=False, description="keep one document of each set of identical texts"

@@ -110,8 +110,8 @@ def _row(schema: type[BaseModel], name: str, field: FieldInfo) -> str:
         meaning = "which one this is"
     elif len(models) > 1 and not field.description:
         meaning = "one of the kinds below"
-    said = _type(field.annotation, field.metadata)
-    cells = (f"`{name}`", said, _default(name, field), meaning)
+    kind = _type(field.annotation, field.metadata)
+    cells = (f"`{name}`", kind, _default(name, field), meaning)
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 

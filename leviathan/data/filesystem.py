@@ -24,8 +24,8 @@ def open_filesystem(url: str) -> tuple[Any, str]:
     if are_hidden(url):
         raise DataError(
             "url.hidden_credentials",
-            f"{url}: {HIDDEN} is what was not stored with this configuration: give the URL "
-            "again, with its password or token",
+            f"{url}: {HIDDEN} replaces a password or token, which a stored configuration does not "
+            "contain: set the complete URL again",
         )
     options: dict[str, Any] = {}
     if url.startswith(("http://", "https://")):
@@ -44,7 +44,7 @@ def open_filesystem(url: str) -> tuple[Any, str]:
         ) from None
     except ValueError as error:
         raise DataError(
-            "url.unknown_protocol", f"{url}: no filesystem is known for {protocol}:// ({error})"
+            "url.unknown_protocol", f"{url}: unsupported protocol {protocol}:// ({error})"
         ) from None
     except Exception as error:
         raise DataError(

@@ -137,7 +137,7 @@ class _ForeignShard(ShardFile):
         if known and form.dtype and known != form.dtype:
             raise DataError(
                 "dataset.wrong_column_type",
-                f"{path}: data.format.dtype is {form.dtype}, the column is {known}",
+                f"{path}: data.format.dtype is {form.dtype}, but the column has the type {known}",
             )
         self._kind, self._dtype = kind, known or form.dtype
         super().__init__(path, entry.samples)
@@ -221,7 +221,7 @@ def split_dirs(path: Path) -> dict[str, Path]:
         if inside := [name for name in below if (path / name / "index.json").is_file()]:
             raise DataError(
                 "dataset.ambiguous",
-                f"{path}: index.json is beside "
+                f"{path}: index.json is next to "
                 f"{' and '.join(f'{n}/index.json' for n in inside)}: it is unclear which "
                 "samples are for training. Remove the index.json above these directories, or "
                 "set data.path to one of them",

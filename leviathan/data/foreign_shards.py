@@ -9,8 +9,6 @@ import bz2
 import gzip
 import hashlib
 import json
-import os
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from leviathan.console import say
 from leviathan.data.shard_index import InsideFolder, read_index_json
 from leviathan.errors import DataError
+from leviathan.files import atomic_file
 
 _BLOCK = 1 << 20
 _UNPACKERS: dict[str, Callable[[IO[bytes]], Any]] = {
@@ -269,41 +268,37 @@ class _Hashes:
 def _unpack(packed: Path, raw: Path, entry: ShardEntry) -> None:
     """Unpacks a shard into the cache and compares size and hashes.
 
-    The file is renamed into place: several ranks and threads may unpack it at the same time.
+    Several ranks and threads may unpack the same shard at the same time.
     """
     assert entry.zip_data is not None
-    name = f".{raw.name}.{os.uname().nodename}.{os.getpid()}.{threading.get_ident()}.tmp"
-    temporary = raw.with_name(name)
     of_packed, of_raw, size = _Hashes(entry.zip_data), _Hashes(entry.raw_data), 0
     try:
         raw.parent.mkdir(parents=True, exist_ok=True)
-        with packed.open("rb") as source, temporary.open("wb") as target:
+        with packed.open("rb") as source, atomic_file(raw) as target:
             for block in _unpacked_blocks(packed, _Tee(source, of_packed), entry):
                 of_raw.update(block)
                 target.write(block)
                 size += len(block)
                 if size > entry.raw_data.bytes:
                     break
-        if size != entry.raw_data.bytes:
-            kind = "truncated" if size < entry.raw_data.bytes else "corrupt"
-            raise DataError(
-                "shard.corrupt",
-                f"{packed}: {kind}: it does not unpack to the {entry.raw_data.bytes:,} bytes "
-                "that index.json states. Copy it again",
-            )
-        if problem := of_packed.difference():
-            raise DataError("shard.corrupt", f"{packed}: corrupt: {problem}. Copy it again")
-        if problem := of_raw.difference():
-            raise DataError(
-                "shard.corrupt", f"{packed}: corrupt: unpacked, {problem}. Copy it again"
-            )
-        temporary.replace(raw)
+            if size != entry.raw_data.bytes:
+                kind = "truncated" if size < entry.raw_data.bytes else "corrupt"
+                raise DataError(
+                    "shard.corrupt",
+                    f"{packed}: {kind}: it does not unpack to the {entry.raw_data.bytes:,} bytes "
+                    "that index.json states. Copy it again",
+                )
+            if problem := of_packed.difference():
+                raise DataError("shard.corrupt", f"{packed}: corrupt: {problem}. Copy it again")
+            if problem := of_raw.difference():
+                raise DataError(
+                    "shard.corrupt",
+                    f"{packed}: corrupt: after decompression, {problem}. Copy it again",
+                )
     except OSError as error:
         raise DataError(
             "shard.not_unpacked", f"{packed}: cannot be unpacked to {raw}: {error.strerror}"
         ) from None
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _unpacked_blocks(packed: Path, source: Any, entry: ShardEntry) -> Iterator[bytes]:

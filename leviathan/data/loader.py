@@ -107,12 +107,12 @@ class TrainLoader:
         Every rank gets the same number of equally large micro-batches; padding samples without
         targets make up the difference.
         """
-        wanted, following = (step, dp_rank, dp), (step + 1, dp_rank, dp)
+        current, following = (step, dp_rank, dp), (step + 1, dp_rank, dp)
         ready = self._next
         self._next = (following, self._reader.submit(self._make, *following))
-        if ready is not None and ready[0] == wanted:
+        if ready is not None and ready[0] == current:
             return ready[1].result()
-        return self._make(*wanted)
+        return self._make(*current)
 
     def _make(self, step: int, dp_rank: int, dp: int) -> list[Batch]:
         mine = np.array_split(self.sample_numbers(step), dp)[dp_rank]

@@ -181,14 +181,14 @@ def check_split(rows: ShardReader, info: DatasetInfo, name: str) -> None:
             "dataset.corrupt",
             f"{rows.directory}: {len(rows)} samples, but dataset.json states {split.rows}",
         )
-    wanted = columns(info.seq_len, info.dtype)
+    expected = columns(info.seq_len, info.dtype)
     for shard in rows.shards:
         found = dict(zip(shard.column_names, shard.column_encodings, strict=False))
-        if found != wanted:
+        if found != expected:
             raise DataError(
                 "dataset.corrupt",
                 f"{rows.directory}: {shard.raw_data.basename} has the columns {found}, but "
-                f"seq_len and dtype in dataset.json require {wanted}",
+                f"seq_len and dtype in dataset.json require {expected}",
             )
 
 

@@ -11,7 +11,6 @@ length: one byte (dimensions << 2 | code of the length's width), the length, the
 
 import hashlib
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from leviathan.data.mds import columns
-from leviathan.files import write_atomic
+from leviathan.files import atomic_file, write_atomic
 
 SHARD_BYTES = 1 << 26  # the size limit in the index; `samples_per_shard` stays close to it
 _BLOCK_ROWS = 512  # bytes encoded at once, in memory that is reused
@@ -66,7 +65,7 @@ def shard_name(number: int) -> str:
 
 
 def write_shard(path: Path, rows: ShardSamples) -> dict[str, Any]:
-    """Writes one shard, flushes it to the disk and renames it into place.
+    """Writes one shard atomically.
 
     Returns:
         The shard's entry for `index.json`.
@@ -74,17 +73,11 @@ def write_shard(path: Path, rows: ShardSamples) -> dict[str, Any]:
     settings = _settings(rows.seq_len, rows.ids.dtype.name)
     head = _head(rows, json.dumps(settings, sort_keys=True).encode())
     digest, size = hashlib.sha256(), 0
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb", buffering=0) as file:
-            for block in (head, *_blocks(rows)):
-                digest.update(block)
-                _write_all(file.fileno(), block)
-                size += len(block)
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with atomic_file(path) as file:
+        for block in (head, *_blocks(rows)):
+            digest.update(block)
+            file.write(block)
+            size += len(block)
     return entry(path.name, settings, len(rows.n_valid), size, digest.hexdigest())
 
 
@@ -184,9 +177,3 @@ def _length_width(documents: np.ndarray) -> np.ndarray:
 
 def _array_sizes(documents: np.ndarray) -> np.ndarray:
     return 1 + _length_width(documents) + 2 * documents
-
-
-def _write_all(descriptor: int, block: bytes) -> None:
-    rest = memoryview(block)
-    while rest:  # with delayed allocation, a full disk is reported only here
-        rest = rest[os.write(descriptor, rest) :]

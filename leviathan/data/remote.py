@@ -39,7 +39,7 @@ from leviathan.locks import is_file_at, try_lock, wait_for_lock
 _MARK = ".cache-of"  # contains the URL and marks a directory whose other files may be removed
 _BLOCK = 1 << 22
 _ATTEMPTS = 4  # per file, after 1, 2 and 4 s
-_BESIDE = 2  # shards needed beside those of one window: its edge, and the next one
+_EXTRA_SHARDS = 2  # shards in addition to those of one window: a partial one, and the next one
 
 
 class ShardCache:
@@ -117,13 +117,13 @@ class ShardCache:
             return
         shards = read_index(self.folder / "train", complete=False)
         rows = sum(shard.samples for shard in shards) / len(shards)
-        spanned = min(len(shards), int(-(-window // rows)) + _BESIDE)
+        spanned = min(len(shards), int(-(-window // rows)) + _EXTRA_SHARDS)
         least = spanned * max(shard.raw_data.bytes for shard in shards)
         if self._limit < least:
             raise DataError(
                 "cache.limit_too_small",
-                f"data.cache_limit is {format_bytes(self._limit)}, but {spanned} shards lie within "
-                f"reach of a shuffle window of {window:,} rows: raise it to {format_bytes(least)}, "
+                f"data.cache_limit is {format_bytes(self._limit)}, but a shuffle window of "
+                f"{window:,} samples needs {spanned} shards: increase it to {format_bytes(least)}, "
                 "or lower data.shuffle_window",
             )
 
@@ -131,7 +131,7 @@ class ShardCache:
         """Number of shards of this size that one process may hold open."""
         if self._limit is None:
             return OPEN_SHARDS
-        return max(1, min(OPEN_SHARDS, self._limit // max(1, shard_bytes) - _BESIDE))
+        return max(1, min(OPEN_SHARDS, self._limit // max(1, shard_bytes) - _EXTRA_SHARDS))
 
     def fetch(self, split: str, entry: ShardEntry) -> Path:
         """Returns the local file of a shard; downloads it if necessary.
@@ -155,7 +155,7 @@ class ShardCache:
         return path
 
     def _download(self, name: str, entry: ShardEntry, into: IO[bytes]) -> None:
-        wanted = entry.raw_data
+        expected = entry.raw_data
         reason = ""
         for attempt in range(_ATTEMPTS):
             if attempt:
@@ -171,11 +171,9 @@ class ShardCache:
                 reason = str(error)
                 continue
             into.flush()
-            if into.tell() == wanted.bytes and digest.hexdigest() == wanted.hashes.sha256:
+            if into.tell() == expected.bytes and digest.hexdigest() == expected.hashes.sha256:
                 return
-            reason = (
-                f"{into.tell():,} bytes with other content than the {wanted.bytes:,} of index.json"
-            )
+            reason = f"{into.tell():,} bytes that differ from the {expected.bytes:,} of index.json"
         raise DataError(
             "shard.not_fetched", f"{self._url}/{name}: this shard cannot be downloaded ({reason})"
         )

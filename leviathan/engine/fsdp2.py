@@ -83,7 +83,7 @@ class Fsdp2Engine:
 
         Loss = Σ nll / number of valid targets, both over the global batch. FSDP2 averages
         gradients over the dp ranks, so each rank's sum is scaled by dp / number. Gradients are
-        reduced after every micro-batch, so that no rank holds a full one.
+        reduced after every micro-batch, so that no rank has a full gradient.
         """
         mesh = self._mesh
         tokens = global_targets(microbatches, mesh)
@@ -156,10 +156,10 @@ def _local(sharded: Tensor) -> Tensor:
 def _device_mesh(mesh: Mesh, replicas: int) -> DeviceMesh:
     """The data-parallel ranks: one dimension, or two for HSDP (replicas outermost)."""
     shape = (replicas, mesh.dp // replicas, mesh.tp)
-    whole = init_device_mesh(
+    mesh_2d = init_device_mesh(
         mesh.device.type, shape, mesh_dim_names=("replicate", "shard", "tensor")
     )
-    return whole["shard"] if replicas == 1 else whole["replicate", "shard"]
+    return mesh_2d["shard"] if replicas == 1 else mesh_2d["replicate", "shard"]
 
 
 def _shard(model: CausalLM, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> None:

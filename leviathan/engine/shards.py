@@ -65,9 +65,9 @@ class OptimizerShard:
             zip(PREFIXES, (self.weight, *(self.view_of(state[k]) for k in MOMENTS)), strict=True)
         )
 
-    def view_of(self, whole: Tensor) -> Tensor:
+    def view_of(self, full: Tensor) -> Tensor:
         """`[count]` view of this shard in a tensor of the master's size."""
-        return whole.view(-1).narrow(0, self.offset, self.count)
+        return full.view(-1).narrow(0, self.offset, self.count)
 
 
 def _state_of(optimizer: GuardedAdamW, master: Tensor) -> dict[str, Tensor]:
@@ -88,7 +88,7 @@ class ShardedState:
         shards: in the order of `shapes`, without the parameters that have no part on this rank.
         shapes: canonical name → full shape, of all parameters.
         layout: how tensor-parallel ranks share the parameters.
-        optimizer: the optimizer that holds the moments.
+        optimizer: the optimizer with the moments.
         mesh: the process mesh.
         background: whether `save` is asynchronous and returns after copying to the CPU.
     """
@@ -109,7 +109,7 @@ class ShardedState:
         self._copies: dict[str, Tensor] = {}  # reused: allocating pages costs more than copying
 
     def save(self, directory: Path) -> SaveFuture:
-        """Every rank writes the chunks it holds; replicas divide the writing among themselves."""
+        """Every rank writes its chunks; replicas share the writing."""
         slices = list(self._slices(divide=True))
         if self._background:
             slices = [self._copied(piece) for piece in slices]
@@ -134,24 +134,24 @@ class ShardedState:
             _state_of(self._optimizer, shard.master)["step"].fill_(float(updates))
         return updates
 
-    def fill_weights(self, whole: Mapping[str, Tensor]) -> None:
+    def fill_weights(self, full: Mapping[str, Tensor]) -> None:
         """Sets the masters from the unsharded parameters of this rank's model."""
         for shard in self._shards:
-            part = whole[shard.name].reshape(-1).narrow(0, shard.start, shard.count)
+            part = full[shard.name].reshape(-1).narrow(0, shard.start, shard.count)
             shard.weight.copy_(part)
 
     def iter_full_state(self) -> Iterator[ParamState]:
         """Yields full fp32 parameters and moments, one parameter at a time. Collective."""
         held = {shard.name: shard for shard in self._shards}
         for name, shape in self._shapes.items():
-            whole = torch.zeros(3, *shape, device=self._mesh.device)
+            full = torch.zeros(3, *shape, device=self._mesh.device)
             shard = held.get(name)
             if shard is not None and shard.copy == 0:
-                for row, piece in zip(whole, self._slices_of(shard), strict=True):
-                    for box in piece.chunks():
-                        box.view_of(row).copy_(box.from_flat(piece.flat))
-            dist.all_reduce(whole)  # the slices do not overlap: adding zeros is exact
-            yield ParamState(name, *whole.cpu())
+                for row, piece in zip(full, self._slices_of(shard), strict=True):
+                    for chunk in piece.chunks():
+                        chunk.view_of(row).copy_(chunk.from_flat(piece.flat))
+            dist.all_reduce(full)  # the slices do not overlap: adding zeros is exact
+            yield ParamState(name, *full.cpu())
 
     def _slices(self, divide: bool) -> Iterator[FlatShard]:
         for shard in self._shards:

@@ -1,7 +1,7 @@
 """Locates DeepSpeed's master weights, moments and gradients at each ZeRO stage.
 
 All code that depends on DeepSpeed's internals is here: it finds the flat slices of fp32 masters and
-the reduced gradients that this rank holds. This module does not import DeepSpeed; `wrapped` is the
+the reduced gradients on this rank. This module does not import DeepSpeed; `wrapped` is the
 optimizer that `deepspeed.initialize` returns.
 """
 

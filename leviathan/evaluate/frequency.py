@@ -73,16 +73,16 @@ def frequency(
         ranks.on_each_rank(lambda found=found: open_data(found, data, split)) for found in described
     ]
     counts = token_counts(described[0], sets[0], ranks)
-    results, strata, labels = [], [], []
+    results, buckets, labels = [], [], []
     for found, dataset in zip(described, sets, strict=True):
         loaded = load_checkpoint(found, ranks)
         labels.append(_label(loaded, labels))
-        strata.append(_score(loaded, dataset, counts, split, batch_size, labels[-1]))
-        results.append({"label": labels[-1], **_tables(strata[-1]), **loaded.identity})
-        _file(loaded, results[-1], strata[-1])
+        buckets.append(_score(loaded, dataset, counts, split, batch_size, labels[-1]))
+        results.append({"label": labels[-1], **_tables(buckets[-1]), **loaded.identity})
+        _file(loaded, results[-1], buckets[-1])
     pairs = [
-        {"label": label, "base": labels[0], **paired_difference(strata[0], other)}
-        for label, other in zip(labels[1:], strata[1:], strict=True)
+        {"label": label, "base": labels[0], **paired_difference(buckets[0], other)}
+        for label, other in zip(labels[1:], buckets[1:], strict=True)
     ]
     result = {"runs": results, "pairs": pairs, "data": str(data), "split": split}
     if out is not None and ranks.rank == 0:
@@ -205,7 +205,7 @@ def _score(
     for scored in score_split(loaded, data, split, batch_size, f"Frequency, {label}"):
         for scale in SCALES:
             sums.add(scale, scored.documents, buckets[scale][scored.targets], scored.nll)
-    return sums.strata(f"{split} of {data.info.fingerprint}")
+    return sums.buckets(f"{split} of {data.info.fingerprint}")
 
 
 class _Sums:
@@ -227,7 +227,7 @@ class _Sums:
             held = self.cells[scale].get(document)
             self.cells[scale][document] = pair if held is None else held + pair
 
-    def strata(self, identity: str) -> FrequencyBuckets:
+    def buckets(self, identity: str) -> FrequencyBuckets:
         documents = sorted(self.cells[SCALES[0]])
         stacked = {
             scale: np.stack([self.cells[scale][document] for document in documents])
@@ -241,17 +241,17 @@ class _Sums:
         )
 
 
-def _tables(strata: FrequencyBuckets) -> dict[str, Any]:
-    return {"nats_per_token": strata.nats_per_token()} | {
-        scale: strata.table(scale) for scale in SCALES
+def _tables(buckets: FrequencyBuckets) -> dict[str, Any]:
+    return {"nats_per_token": buckets.nats_per_token()} | {
+        scale: buckets.table(scale) for scale in SCALES
     }
 
 
-def _file(loaded: LoadedCheckpoint, result: dict[str, Any], strata: FrequencyBuckets) -> None:
+def _file(loaded: LoadedCheckpoint, result: dict[str, Any], buckets: FrequencyBuckets) -> None:
     directory = loaded.result_dir()
     if directory is not None and loaded.ranks.rank == 0:
         directory.mkdir(parents=True, exist_ok=True)
-        strata.save(directory / "frequency.npz")
+        buckets.save(directory / "frequency.npz")
         write_json(directory / "frequency.json", result)
 
 

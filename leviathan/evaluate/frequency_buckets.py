@@ -169,8 +169,8 @@ def paired_difference(base: FrequencyBuckets, other: FrequencyBuckets) -> dict[s
             {"bucket": bucket.label, **_difference(gain[:, column], tokens[:, column])}
             for column, bucket in enumerate(BUCKETS[scale])
         ]
-    whole = other.nats["absolute"] - base.nats["absolute"]
-    result["all"] = _difference(whole.sum(1), base.tokens["absolute"].sum(1))
+    difference = other.nats["absolute"] - base.nats["absolute"]
+    result["all"] = _difference(difference.sum(1), base.tokens["absolute"].sum(1))
     result["comparisons"] = {
         scale: sum(row["low"] is not None for row in result[scale]) for scale in SCALES
     }

@@ -117,8 +117,8 @@ class LeviathanLM(TemplateLM):
         the two strings are encoded separately.
         """
         context_ids, continuation_ids = super()._encode_pair(context, continuation)
-        whole = context_ids + continuation_ids
-        if not continuation_ids or self.encoding.encode(context + continuation) != whole:
+        joined = context_ids + continuation_ids
+        if not continuation_ids or self.encoding.encode(context + continuation) != joined:
             self.spanning += 1
         if not continuation_ids:
             blanks = context[len(context.rstrip()) :]

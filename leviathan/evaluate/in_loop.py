@@ -37,25 +37,25 @@ def validate(engine: Engine, config: RunConfig, dataset: Dataset, mesh: Mesh) ->
     """Scores every target of the validation split once. Collective."""
     names = dataset.info.subsets
     nats, targets = np.zeros(len(names)), np.zeros(len(names))
-    whole = 0.0
+    total = 0.0
     size = config.train.micro_batch_size
     with preserved_rng_state():
         for batch in eval_batches(dataset, "val", size, mesh.dp_rank, mesh.dp):
             nll = engine.score(batch).nll.double().cpu()
-            whole += float(nll.sum())
+            total += float(nll.sum())
             assert batch.subset_ids is not None
             scored = (batch.targets != IGNORE).numpy()
             subsets = batch.subset_ids.numpy()[scored]
             nats += np.bincount(subsets, nll.numpy()[scored], len(names))
             targets += np.bincount(subsets, minlength=len(names))
-    whole, *sums = mesh.sum(whole, *nats.tolist(), *targets.tolist())
+    total, *sums = mesh.sum(total, *nats.tolist(), *targets.tolist())
     nats, targets = np.array(sums).reshape(2, -1)
     by_subset = {
         name: float(nats[index] / targets[index])
         for index, name in enumerate(names)
         if targets[index]
     }
-    return Validation(whole / max(1, targets.sum()), by_subset)
+    return Validation(total / max(1, targets.sum()), by_subset)
 
 
 def check_tasks(config: RunConfig) -> None:

@@ -68,14 +68,14 @@ def read_tables(paths: Sequence[Path], data: Path | None = None) -> list[Checkpo
     ]
 
 
-def token_ids(tokenizer: Tokenizer, asked: str) -> list[int]:
+def token_ids(tokenizer: Tokenizer, tokens: str) -> list[int]:
     """Parses a comma-separated list of tokens, each given as text or as `#` and an id.
 
     Raises:
         ConfigError: a text is not a single token, or an id is out of range.
     """
     ids, faults = [], []
-    for part in asked.split(",") if asked else []:
+    for part in tokens.split(",") if tokens else []:
         if part.startswith("#") and part[1:].isdecimal():
             ids.append(int(part[1:]))
             if ids[-1] >= tokenizer.vocab_size:

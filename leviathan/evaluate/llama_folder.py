@@ -183,8 +183,8 @@ def read_llama_model(folder: Path, config: ModelConfig) -> CausalLM:
                 f"{folder}: tie_word_embeddings is true, but lm_head.weight differs from "
                 "model.embed_tokens.weight: correct config.json",
             )
-    wanted = {name: tuple(value.shape) for name, value in model.state_dict().items()}
-    if missing := sorted(wanted.keys() - found.keys()):
+    expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    if missing := sorted(expected.keys() - found.keys()):
         raise CheckpointError(
             "import.missing_tensor",
             f"{folder}: tensor {missing[0]} is missing ({len(missing)} missing in total)",
@@ -192,15 +192,15 @@ def read_llama_model(folder: Path, config: ModelConfig) -> CausalLM:
     for name in sorted(found):
         if name.endswith("rotary_emb.inv_freq"):
             del found[name]  # stored by old versions; it follows from rope_theta
-        elif name not in wanted:
+        elif name not in expected:
             raise CheckpointError(
                 "import.unknown_tensor",
                 f"{folder}: tensor {name}: not a weight of a native model",
             )
-        elif tuple(found[name].shape) != wanted[name]:
+        elif tuple(found[name].shape) != expected[name]:
             raise CheckpointError(
                 "import.wrong_shape",
-                f"{folder}: tensor {name}: expected {wanted[name]}, found "
+                f"{folder}: tensor {name}: expected {expected[name]}, found "
                 f"{tuple(found[name].shape)}; config.json does not match these weights",
             )
     check_finite(found, str(folder))

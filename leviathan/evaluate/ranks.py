@@ -64,7 +64,7 @@ class Ranks:
         return [shares[n % self.world_size][n // self.world_size] for n in range(len(items))]
 
     def stream(self, work: Callable[[A], T], items: Iterable[A]) -> Iterator[tuple[A, T]]:
-        """Like `map`, yields (item, result); holds at most one item per rank in memory."""
+        """Like `map`, yields (item, result); keeps at most one item per rank in memory."""
         source = iter(items)
         while group := self.on_each_rank(lambda: list(islice(source, self.world_size))):
             yield from zip(group, self.map(work, group), strict=True)

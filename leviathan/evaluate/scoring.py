@@ -105,8 +105,10 @@ def describe(path: Path, ranks: Ranks | None = None) -> CheckpointDescription:
         DataError: its tokenizer is corrupt, or its run directory is not writable.
     """
     ranks, folder = ranks or Ranks(), Path(path)
-    whole = ranks.on_rank_zero(lambda: folder if is_llama_folder(folder) else resolve_valid(folder))
-    return ranks.on_each_rank(lambda: _describe(whole.resolve()))
+    resolved = ranks.on_rank_zero(
+        lambda: folder if is_llama_folder(folder) else resolve_valid(folder)
+    )
+    return ranks.on_each_rank(lambda: _describe(resolved.resolve()))
 
 
 def _describe(directory: Path) -> CheckpointDescription:

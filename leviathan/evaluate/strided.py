@@ -83,9 +83,9 @@ def _batch(rows: list[tuple[Tensor, Targets, int]], number: int) -> Batch:
     inputs = torch.zeros(shape, dtype=torch.int64)
     targets = torch.full(shape, IGNORE)
     documents, subsets = torch.zeros_like(inputs), torch.full(shape, -1)
-    for place, (ids, (wanted, documents_, subsets_), scored) in enumerate(rows):
+    for place, (ids, (next_ids, documents_, subsets_), scored) in enumerate(rows):
         inputs[place, : len(ids)] = ids
-        targets[place, scored : len(ids)] = wanted[scored:]
+        targets[place, scored : len(ids)] = next_ids[scored:]
         documents[place, : len(ids)] = documents_
         subsets[place, scored : len(ids)] = subsets_[scored:]
     distinct, inverse = torch.unique(inputs, return_inverse=True)

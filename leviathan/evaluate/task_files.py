@@ -50,12 +50,12 @@ def find_task_files(folder: Path, task: str, split: str) -> list[Path]:
             f"{_list(found, folder)}; keep only one of them",
         )
     shards = [_SHARD.search(path.stem) for path in found]
-    wanted = int(shards[0][2]) if shards[0] else 1
-    if len(found) != wanted:
+    expected = int(shards[0][2]) if shards[0] else 1
+    if len(found) != expected:
         raise DataError(
             "tasks.incomplete",
-            f"{folder}: the {split} split of {task} has {len(found)} of its {wanted} shards: "
-            f"{_list(found, folder)}",
+            f"{folder}: the {split} split of {task} has {len(found)} of its {expected} shards: "
+            f"{_list(found, folder)}. Download the missing shards",
         )
     return found
 

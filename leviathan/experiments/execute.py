@@ -187,8 +187,8 @@ def _on_this_machine(command: Sequence[str]) -> list[str]:
     """Replaces `python` and launchers by those of this Python environment."""
     if command[0] == "python":
         return [sys.executable, *command[1:]]
-    beside = Path(sys.executable).parent / command[0]
-    return [str(beside) if beside.exists() else command[0], *command[1:]]
+    program = Path(sys.executable).parent / command[0]
+    return [str(program) if program.exists() else command[0], *command[1:]]
 
 
 def _show(bar: Bar, run_dir: Path) -> None:
@@ -213,20 +213,21 @@ def _last_error(log: Path) -> str:
 
 def evaluate_runs(experiment: Experiment, runs: Sequence[ExperimentRun]) -> None:
     """Computes missing losses by frequency and lm-eval tasks of complete runs."""
-    wanted = experiment.config.evaluate
-    if wanted.frequency:
-        waiting = [run for run in runs if not _filed(run, "frequency.npz")]
-        for number, run in enumerate(waiting, start=1):
+    evaluate = experiment.config.evaluate
+    if evaluate.frequency:
+        pending = [run for run in runs if not _filed(run, "frequency.npz")]
+        for number, run in enumerate(pending, start=1):
             from leviathan.evaluate.frequency import frequency
 
-            say(f"Loss by frequency {number}/{len(waiting)}: {run.name}")
+            say(f"Loss by frequency {number}/{len(pending)}: {run.name}")
             frequency([run.config.run_dir], run.config.data.path, batch_size=64)
-    waiting = [run for run in runs if wanted.tasks and not _filed(run, "lm_eval.json")]
-    for number, run in enumerate(waiting, start=1):
+    pending = [run for run in runs if evaluate.tasks and not _filed(run, "lm_eval.json")]
+    for number, run in enumerate(pending, start=1):
         from leviathan.evaluate.harness import run_tasks
 
-        say(f"Tasks {number}/{len(waiting)}: {run.name}")
-        run_tasks(run.config.run_dir, wanted.tasks, _task_data(experiment), wanted.limit, 16, None)
+        say(f"Tasks {number}/{len(pending)}: {run.name}")
+        data = _task_data(experiment)
+        run_tasks(run.config.run_dir, evaluate.tasks, data, evaluate.limit, 16, None)
 
 
 def _task_data(experiment: Experiment) -> Path | None:

@@ -1,18 +1,13 @@
 """Output directories that are written completely or not at all."""
 
 import json
-import os
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from glob import escape
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from leviathan.errors import ConfigError
-from leviathan.files import check_writable_dir
+from leviathan.files import atomic_directory, check_writable_dir
 
 MARKER = "export.json"  # marks a directory written by this project, which may be replaced
 
@@ -47,26 +42,13 @@ def replaced_atomically(out: Path) -> Iterator[Path]:
         ConfigError, DataError: as `check_output_dir`.
     """
     check_output_dir(out)
-    draft = out.with_name(f".{out.name}.writing-{os.getpid()}")
-    former = out.with_name(f".{out.name}.former-{os.getpid()}")
-    for left in out.parent.glob(f".{escape(out.name)}.writing-*"):
-        if not psutil.pid_exists(
-            int(left.name.rpartition("-")[2])
-        ):  # left by an export that was killed
-            shutil.rmtree(left, ignore_errors=True)
     try:
-        draft.mkdir(parents=True)
-        yield draft
-        if out.exists():
-            out.rename(former)
-        draft.rename(out)
+        with atomic_directory(out) as draft:
+            yield draft
     except OSError as error:
         raise ConfigError(
             "output.not_writable", f"{out}: not writable: {error.strerror or error}"
         ) from error
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-        shutil.rmtree(former, ignore_errors=True)
 
 
 def write_marker(folder: Path, facts: Mapping[str, Any]) -> None:

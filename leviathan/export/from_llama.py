@@ -15,6 +15,7 @@ from leviathan.checkpoint.manifest import (
     write_json,
     write_manifest,
 )
+from leviathan.checkpoint.save import commit
 from leviathan.config.load import dump_config
 from leviathan.config.schema import RunConfig
 from leviathan.data.id_comparison import compare_ids
@@ -96,8 +97,7 @@ def import_llama(folder: Path, run_dir: Path) -> dict[str, Any]:
         (draft / CONFIG).write_text(dump_config(config))
         tokenizer.save(draft)
         write_manifest(draft, fingerprint(draft, file_names(draft)))
-        shutil.rmtree(final, ignore_errors=True)  # without a manifest it is not a checkpoint
-        draft.rename(final)
+        commit(draft, final)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return {

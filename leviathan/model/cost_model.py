@@ -104,7 +104,7 @@ def traffic(config: ModelConfig, layout: ParallelLayout, micro_batches: int) -> 
     # recomputing adds two, the head one. Gradients of replicated weights are summed per step.
     sums = config.n_layers * (6 if layout.recompute else 4) + 1
     tensor = micro_batches * (sums * _all_reduce(hidden, layout.tp) + _rows(config, hidden, layout))
-    tensor += _all_reduce(FP32 * size.whole / shards, layout.tp)
+    tensor += _all_reduce(FP32 * size.replicated / shards, layout.tp)
     if layout.engine == "fsdp2":
         gathers = 2 * (n - size.rest) + size.rest  # blocks again in the backward pass
         shard = micro_batches * (_ring(low * gathers, shards) + _ring(FP32 * n, shards))

@@ -102,7 +102,7 @@ class LMHead(nn.Module):
             logits, ids = _masked_logits(hidden[part], self.weight, vocabulary.real), targets[part]
             greedy.append(_likeliest(logits, vocabulary) == ids)
             sums = _exponentiate(logits, ids, vocabulary)
-            cost = (sums.log_norm - sums.wanted).squeeze(1)
+            cost = (sums.log_norm - sums.target_logit).squeeze(1)
             nll.append(cost.where(ids != IGNORE, 0).float())
         return TokenScores(torch.cat(nll), torch.cat(greedy))
 
@@ -201,7 +201,7 @@ def _softmax_slope(
         part[:, vocabulary.real :] = float("-inf")
         counts = (ids != IGNORE).to(part.dtype).unsqueeze(1)
         sums = _exponentiate(part, ids, vocabulary)
-        loss += ((sums.log_norm - sums.wanted) * counts).sum()
+        loss += ((sums.log_norm - sums.target_logit) * counts).sum()
         scale = counts / sums.total
         if z_loss > 0:
             loss += z_loss * (sums.log_norm.square() * counts).sum()
@@ -215,7 +215,7 @@ class _Sums(NamedTuple):
 
     total: Tensor  # Σ exp(logit - maximum)
     log_norm: Tensor  # log Σ exp(logit)
-    wanted: Tensor  # logit of the target
+    target_logit: Tensor  # logit of the target
     mine: Tensor  # bool: whether the target is among the ids of this rank …
     places: Tensor  # … and its column; else 0
 
@@ -226,10 +226,10 @@ def _exponentiate(logits: Tensor, targets: Tensor, vocabulary: _Part) -> _Sums:
     places = (targets - vocabulary.first).unsqueeze(1)
     mine = (places >= 0) & (places < logits.shape[1])
     places = places.where(mine, 0)
-    wanted = peers.sum_(logits.gather(1, places).where(mine, 0))
+    target_logit = peers.sum_(logits.gather(1, places).where(mine, 0))
     highest = peers.highest_(logits.amax(1, keepdim=True))
     total = peers.sum_(logits.sub_(highest).exp_().sum(1, keepdim=True))
-    return _Sums(total, total.log() + highest, wanted, mine, places)
+    return _Sums(total, total.log() + highest, target_logit, mine, places)
 
 
 def _likeliest(logits: Tensor, vocabulary: _Part) -> Tensor:

@@ -143,8 +143,8 @@ def _deepspeed(config: ModelConfig, size: Sizes, layout: ParallelLayout) -> _Hel
     low, bf16, again = layout.compute_bytes, layout.bf16, layout.accumulates
     bucket = low * (layout.bucket or reduce_bucket(config))
     # in addition to existing gradients: the head's, a look-up's, and their sum
-    beside = (2 if config.embedding.kind == "tied" else 0) + again
-    sums = beside * _table(config, layout)
+    copies = (2 if config.embedding.kind == "tied" else 0) + again
+    sums = copies * _table(config, layout)
     if stage == 0:
         masters = FP32 * n if bf16 else 0
         kept = (low * n if again else 0) + masters

@@ -121,7 +121,7 @@ class Sizes:
     blocks: int  # all blocks
     embedding: int  # a separate input embedding; 0 if tied
     rest: int  # head (or the tied table) and final norm
-    whole: int  # of all these, the replicated ones
+    replicated: int  # of all these, the replicated ones
 
     @property
     def total(self) -> int:
@@ -147,7 +147,7 @@ def _sizes(text: str, tp: int) -> Sizes:
         plan = getattr(module, "tp_layout", dict)()
         cut |= {f"{path}.{name}": how.dim for name, how in plan.items() if isinstance(how, Shard)}
     counts = {"block": 0, "embedding": 0, "rest": 0}
-    whole = 0
+    replicated = 0
     own_head = not model.lm_head.tied
     for name, parameter in model.named_parameters():
         shape = list(parameter.shape)
@@ -159,7 +159,7 @@ def _sizes(text: str, tp: int) -> Sizes:
                 )
             shape[dim] //= tp
         else:
-            whole += parameter.numel()
+            replicated += parameter.numel()
         if name.startswith("model.layers."):
             counts["block"] += prod(shape) if name.startswith("model.layers.0.") else 0
         elif name.startswith("model.embed_tokens.") and own_head:
@@ -172,4 +172,4 @@ def _sizes(text: str, tp: int) -> Sizes:
             f"parallel.tp={tp} does not divide n_kv_heads={config.n_kv_heads}",
         )
     block = counts["block"]
-    return Sizes(block, block * config.n_layers, counts["embedding"], counts["rest"], whole)
+    return Sizes(block, block * config.n_layers, counts["embedding"], counts["rest"], replicated)

@@ -24,7 +24,7 @@ class Partial:
     """A parameter is replicated, but each rank uses it for its own share of the work.
 
     Its gradients on the ranks are therefore partial sums. They are summed once per step by the
-    engine: see `Layout.settle` in `leviathan.parallel.tensor_parallel`.
+    engine: see `Layout.sync_replicated_grads` in `leviathan.parallel.tensor_parallel`.
     """
 
 

@@ -37,7 +37,7 @@ class _Peer:
     rank: int | None
     heard: float
     unread: bytes = b""
-    left: bool = False  # it announced its exit: its disconnection is no loss
+    left: bool = False  # it announced its exit, so its disconnection is not a loss
 
 
 @dataclass(frozen=True)
@@ -85,10 +85,10 @@ class HeartbeatMonitor:
         reached = server is not None or self._join(invitation)
         if server is None and reached:
             self._thread.start()
-        alone = [rank for rank, there in enumerate(self.mesh.gather(reached)) if not there]
-        if alone:
+        isolated = [rank for rank, there in enumerate(self.mesh.gather(reached)) if not there]
+        if isolated:
             say(
-                f"warning: rank(s) {_some(alone)} cannot connect to rank 0 at port "
+                f"warning: rank(s) {_some(isolated)} cannot connect to rank 0 at port "
                 f"{invitation.port} of any of {', '.join(invitation.addresses)}: the loss of these "
                 "ranks is detected only after parallel.collective_timeout_s",
                 style="yellow",
@@ -133,7 +133,7 @@ class HeartbeatMonitor:
             for connection in (server, *self._peers):
                 if connection is not None:
                     selector.register(connection, selectors.EVENT_READ)
-            beaten, verdict_at = 0.0, None
+            beaten, report_at = 0.0, None
             while not self._over.is_set():
                 now = time.monotonic()
                 if now - beaten >= beat_s:
@@ -152,9 +152,9 @@ class HeartbeatMonitor:
                         selector.unregister(connection)
                         del self._peers[connection]
                         connection.close()
-                if self._lost and verdict_at is None:
-                    verdict_at = now + (REPORT_DELAY_S if self.mesh.rank == 0 else 0)
-                if verdict_at is not None and now >= verdict_at:
+                if self._lost and report_at is None:
+                    report_at = now + (REPORT_DELAY_S if self.mesh.rank == 0 else 0)
+                if report_at is not None and now >= report_at:
                     self._end()
             self._tell("bye")
         if server is not None:

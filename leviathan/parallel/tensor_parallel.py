@@ -54,13 +54,15 @@ class TPLayout:
         Args:
             gradients: tensors of the same names and sizes on every rank; modified in place.
         """
-        whole = [(name, gradient) for name, gradient in gradients if not self.shard(name)]
-        if self.tp_group.size == 1 or not whole:
+        replicated = [(name, gradient) for name, gradient in gradients if not self.shard(name)]
+        if self.tp_group.size == 1 or not replicated:
             return
-        wide = torch.promote_types(whole[0][1].dtype, torch.float32)
-        sums = self.tp_group.sum_(torch.cat([gradient.flatten().to(wide) for _, gradient in whole]))
-        sizes = [gradient.numel() for _, gradient in whole]
-        for (name, gradient), total in zip(whole, sums.split(sizes), strict=True):
+        wide = torch.promote_types(replicated[0][1].dtype, torch.float32)
+        sums = self.tp_group.sum_(
+            torch.cat([gradient.flatten().to(wide) for _, gradient in replicated])
+        )
+        sizes = [gradient.numel() for _, gradient in replicated]
+        for (name, gradient), total in zip(replicated, sums.split(sizes), strict=True):
             if not isinstance(self.plan.get(name), Partial):
                 total /= self.tp_group.size
             gradient.copy_(total.view_as(gradient))

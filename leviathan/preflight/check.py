@@ -43,16 +43,16 @@ class CheckOptions:
     verify_data: bool = False
 
 
-def check(config: RunConfig, asked: CheckOptions) -> Report:
+def check(config: RunConfig, options: CheckOptions) -> Report:
     """Runs all checks. Writes only the small files of a remote dataset."""
-    report, world = Report(), asked.world_size
+    report, world = Report(), options.world_size
     report.figures["world_size"] = world
     report.add("configuration", "ok", "all keys and values are valid")
     with report.catching("model"):
         check_model(report, config)
     with report.catching("launch"):
-        _check_launch(report, asked)
-    target = find_target(asked)
+        _check_launch(report, options)
+    target = find_target(options)
     report.figures["device"] = target.name
     plan = None
     with report.catching("ranks"):
@@ -62,7 +62,7 @@ def check(config: RunConfig, asked: CheckOptions) -> Report:
             check_memory(report, plan, target)
         with report.catching("time"):
             check_cost(report, plan, target)
-    info = check_data(report, config, asked.verify_data)
+    info = check_data(report, config, options.verify_data)
     with report.catching("run_dir"):
         check_run_dir(report, config, info)
     if info is not None:
@@ -71,23 +71,23 @@ def check(config: RunConfig, asked: CheckOptions) -> Report:
     if config.init_from is not None and not complete_checkpoints(config.run_dir):
         with report.catching("init_from"):
             check_first_weights(report, config)
-    hosts = asked.request.hosts
+    hosts = options.request.hosts
     if hosts:
         with report.catching("hosts"):
             node_checks.check_hosts(report, hosts)
-    if asked.request.launcher != "slurm" and (hosts or asked.request.port):
-        node_checks.check_port(report, int(asked.request.master_port), hosts)
+    if options.request.launcher != "slurm" and (hosts or options.request.port):
+        node_checks.check_port(report, int(options.request.master_port), hosts)
     node_checks.check_shared_memory(report)
     return report
 
 
-def find_target(asked: CheckOptions) -> Target:
+def find_target(options: CheckOptions) -> Target:
     """The device that is given, or the GPU of this machine, or else an assumed one.
 
     Raises:
         ConfigError: the device is unknown.
     """
-    name, assumed = asked.device, False
+    name, assumed = options.device, False
     room, peak = 0.0, 0.0
     if name is None and torch.cuda.is_available():
         name = torch.cuda.get_device_name()
@@ -95,7 +95,7 @@ def find_target(asked: CheckOptions) -> Target:
         device = find_device(name)
         peak = device.flops if device else 0.0
     elif name == "cpu":
-        here = asked.request.ranks or asked.world_size
+        here = options.request.ranks or options.world_size
         room, name = psutil.virtual_memory().total / here, f"{host_name()}, shared by {here} ranks"
     else:
         assumed, name = name is None, name or ASSUMED
@@ -107,18 +107,18 @@ def find_target(asked: CheckOptions) -> Target:
                 "use --memory-gb and --peak-tflops.",
             )
         room, peak = DEVICES[name].memory_bytes, DEVICES[name].flops
-    room = asked.memory_gb * 1e9 if asked.memory_gb is not None else room
-    peak = asked.peak_tflops * 1e12 if asked.peak_tflops is not None else peak
+    room = options.memory_gb * 1e9 if options.memory_gb is not None else room
+    peak = options.peak_tflops * 1e12 if options.peak_tflops is not None else peak
     hardware = Hardware(
-        ranks_per_node=asked.ranks_per_node, memory_bytes=room, flops=peak, mfu=asked.mfu
+        ranks_per_node=options.ranks_per_node, memory_bytes=room, flops=peak, mfu=options.mfu
     )
-    where = "cpu" if asked.device == "cpu" else "cuda"
+    where = "cpu" if options.device == "cpu" else "cuda"
     return Target(name, where, hardware, assumed)
 
 
-def _check_launch(report: Report, asked: CheckOptions) -> None:
+def _check_launch(report: Report, options: CheckOptions) -> None:
     """Reports the launcher's command and checks its number of ranks."""
-    request, world = asked.request, asked.world_size
+    request, world = options.request, options.world_size
     found = launching.commands(request)
     report.figures["commands"] = [str(command) for command in found]
     started = launching.world_size(request)

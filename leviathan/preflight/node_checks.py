@@ -52,9 +52,9 @@ def _ask(host: Host) -> str | None:
     except OSError as error:
         return f"{host.name}: {error.strerror or error}: correct its name, or add it to /etc/hosts"
     paths = (sys.executable, str(Path(train_script()).absolute()))
-    asked = " && ".join(f"test -e {shlex.quote(path)}" for path in paths)
+    tests = " && ".join(f"test -e {shlex.quote(path)}" for path in paths)
     options = (*SSH_OPTIONS, "-o", f"ConnectTimeout={CONNECT_S}")
-    command = ["ssh", *options, host.name, asked]
+    command = ["ssh", *options, host.name, tests]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=3 * CONNECT_S, stdin=subprocess.DEVNULL

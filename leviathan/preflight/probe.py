@@ -154,14 +154,14 @@ def _steps(report: Report, plan: RunPlan, mesh: Mesh, engine: Engine) -> float:
         if stats.skipped:
             report.add("steps", "error", f"step {step + 1}: loss or gradients are not finite")
             return seconds[-1]
-    whole = seconds[-1] * batch.steps
-    report.figures |= {"losses": losses, "step_s": seconds[-1], "seconds": whole}
+    total_s = seconds[-1] * batch.steps
+    report.figures |= {"losses": losses, "step_s": seconds[-1], "seconds": total_s}
     report.add(
         "steps",
         "ok",
         f"{len(losses)} steps, losses {', '.join(f'{loss:.4f}' for loss in losses)}; the last took "
-        f"{seconds[-1]:.3g} s, {tokens / seconds[-1]:,.0f} tokens/s: {format_duration(whole)} for "
-        f"{batch.steps:,} steps",
+        f"{seconds[-1]:.3g} s, {tokens / seconds[-1]:,.0f} tokens/s: "
+        f"{format_duration(total_s)} for {batch.steps:,} steps",
     )
     if mesh.device.type == "cuda":
         _memory(report, plan, mesh)

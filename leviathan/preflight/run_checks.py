@@ -85,7 +85,7 @@ def check_model(report: Report, config: RunConfig) -> None:
     ]
     odd += [
         f"optim.groups: no parameter of this model matches {row['selector']}"
-        for row in model_groups(config)
+        for row in model_groups(model, config.optim)
         if not row["tensors"]
     ]
     report.add("model", "warning" if odd else "ok", "; ".join([why, *odd]))
@@ -112,14 +112,14 @@ def check_cost(report: Report, plan: RunPlan, target: Target) -> None:
         f"{machine.flops / 1e12:g} TFLOP/s; communication adds at most "
         f"{cost.communication_share:.0%} to a step"
     )
-    verdict, hints = "ok", []
+    level, hints = "ok", []
     if cost.communication_share > WAITING:
         hints.append("communication dominates: use fewer ranks or a larger global batch")
     if target.device == "cuda" and config.engine.precision == "fp32":
         hints.append("engine.precision=fp32 cannot reach this peak, which is for bf16")
     if hints:
-        verdict, why = "warning", "; ".join([why, *hints])
-    report.add("time", verdict, why)
+        level, why = "warning", "; ".join([why, *hints])
+    report.add("time", level, why)
 
 
 def check_memory(report: Report, plan: RunPlan, target: Target) -> None:
@@ -152,7 +152,7 @@ def check_checkpoints(report: Report, config: RunConfig, world_size: int = 1) ->
     """Compares the size of the kept checkpoints with the free disk space."""
     plan, place = retention(config, world_size), existing_folder(config.run_dir)
     free = shutil.disk_usage(place).free
-    wanted = max(plan.bytes_needed, plan.bytes_each)
+    needed = max(plan.bytes_needed, plan.bytes_each)
     report.figures["checkpoints"] = {
         "bytes": plan.bytes_each,
         "saves": plan.saves,
@@ -166,7 +166,7 @@ def check_checkpoints(report: Report, config: RunConfig, world_size: int = 1) ->
         f"{format_bytes(free)} free at {place}"
     )
     seconds = report.figures.get("seconds", 0)
-    if free < wanted:
+    if free < needed:
         fewer = "free disk space, lower checkpoint.keep_last, or choose another run_dir"
         report.add("checkpoints", "error", f"{why}: {fewer}")
     elif not config.checkpoint.every and seconds > LONG_S:
@@ -214,8 +214,8 @@ def check_first_weights(report: Report, config: RunConfig) -> None:
     source = resolve_checkpoint(config.init_from)
     verify_checkpoint(source)
     warnings = check_init_from(config, source)
-    verdict = "warning" if warnings else "ok"
-    report.add("init_from", verdict, "; ".join([f"weights of {source}", *warnings]))
+    level = "warning" if warnings else "ok"
+    report.add("init_from", level, "; ".join([f"weights of {source}", *warnings]))
 
 
 def existing_folder(path: Path) -> Path:

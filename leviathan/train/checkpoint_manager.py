@@ -76,7 +76,7 @@ def check_disk_space(config: RunConfig, world_size: int = 1) -> None:
         CheckpointError: one checkpoint does not fit.
     """
     plan = retention(config, world_size)
-    size, wanted = plan.bytes_each, plan.bytes_needed
+    size, needed = plan.bytes_each, plan.bytes_needed
     free = shutil.disk_usage(config.run_dir).free
     if free < size:
         raise CheckpointError(
@@ -84,10 +84,10 @@ def check_disk_space(config: RunConfig, world_size: int = 1) -> None:
             f"{config.run_dir}: {format_bytes(free)} are free, but one checkpoint of this "
             f"model takes {format_bytes(size)}. Free disk space, or choose another run_dir",
         )
-    if free < wanted:
+    if free < needed:
         say(
             f"warning: {config.run_dir}: the checkpoints to be kept at once will take "
-            f"{format_bytes(wanted)} (up to {plan.at_once} of {format_bytes(size)}), but only "
+            f"{format_bytes(needed)} (up to {plan.at_once} of {format_bytes(size)}), but only "
             f"{format_bytes(free)} are free. Free disk space, or lower checkpoint.keep_last",
             style="yellow",
         )

@@ -18,7 +18,7 @@ from leviathan.checkpoint.load import latest_valid, read_run_config
 from leviathan.checkpoint.manifest import CONFIG, RUN, write_json
 from leviathan.config.identity import changed_keys, flatten
 from leviathan.config.load import dump_config
-from leviathan.config.schema import RunConfig
+from leviathan.config.schema import ModelConfig, OptimConfig, RunConfig
 from leviathan.data.format import DatasetInfo
 from leviathan.errors import CheckpointError, ConfigError
 from leviathan.files import write_atomic
@@ -181,7 +181,7 @@ def describe_run(
         "machine": host_name(),
         "date": datetime.now(UTC).date().isoformat(),
         "parameters": asdict(count_params(config.model)),
-        "param_groups": model_groups(config),
+        "param_groups": model_groups(config.model, config.optim),
         "data_fingerprint": info.fingerprint,
     }
     with mesh.sync_errors():
@@ -193,13 +193,13 @@ def describe_run(
     return described
 
 
-def model_groups(config: RunConfig) -> list[dict[str, Any]]:
-    """The resolved parameter groups of a run; see `describe_groups`.
+def model_groups(model: ModelConfig, optim: OptimConfig) -> list[dict[str, Any]]:
+    """The resolved parameter groups of a model; see `describe_groups`.
 
     Raises:
         ConfigError: a name pattern of `optim.groups` matches no parameter.
     """
-    return describe_groups(meta_model(config.model), config.optim)
+    return describe_groups(meta_model(model), optim)
 
 
 def code_version() -> str:

@@ -39,9 +39,9 @@ def check_packages(tracking: TrackingConfig) -> None:
     Raises:
         ConfigError: a package is not installed.
     """
-    wanted = {"wandb": tracking.wandb is not None, "tensorboard": tracking.tensorboard}
-    for package, asked in wanted.items():
-        if asked and find_spec(package) is None:
+    trackers = {"wandb": tracking.wandb is not None, "tensorboard": tracking.tensorboard}
+    for package, enabled in trackers.items():
+        if enabled and find_spec(package) is None:
             off = "null" if package == "wandb" else "false"
             raise ConfigError(
                 "tracking.not_installed",

@@ -7,7 +7,7 @@ from runs import STEPS
 
 @pytest.fixture(scope="module")
 def run_file(tiny_dataset, tmp_path_factory):
-    """A run of two ranks on the tiny dataset; `run_dir` is given on the command line."""
+    """A run of two ranks on the tiny dataset; `run_dir` is set on the command line."""
     folder = tmp_path_factory.mktemp("runs")
     run = {
         "run_dir": str(folder / "run"),

@@ -76,7 +76,8 @@ def rows_of(step):
 
 
 def batches(step, rank, ranks):
-    """This rank's micro-batches: rows cut unevenly where need be, filled up to whole ones."""
+    """The micro-batches of this rank: samples distributed unevenly if needed, padded to full
+    size."""
     inputs, targets = rows_of(step)
     mine = list(range(ROWS * rank // ranks, ROWS * (rank + 1) // ranks))
     per_rank = MICRO * math.ceil(math.ceil(ROWS / ranks) / MICRO)
@@ -97,7 +98,7 @@ DONE = {}  # bare loops of this process: many engines are held to the same one
 
 @dataclass
 class Trained:
-    """What a few steps of training gave."""
+    """Result of a few training steps."""
 
     losses: list[float]
     norms: list[float]
@@ -105,8 +106,8 @@ class Trained:
 
 
 def bare_loop(run, steps=STEPS):
-    """The same training by nothing but torch, in one process, in whole batches."""
-    key = (str(run.model), str(run.optim), steps)  # engines are what else differs
+    """The same training in plain torch, in one process, with full batches."""
+    key = (str(run.model), str(run.optim), steps)  # the engines are the only other difference
     if key not in DONE:
         DONE[key] = _bare_loop(run, steps)
     return DONE[key]
@@ -194,7 +195,7 @@ def whole_state(engine):
 
 
 def save(engine, folder, mesh):
-    """A checkpoint without what the training loop adds."""
+    """A checkpoint without the state of the training loop."""
     if mesh.rank == 0:
         folder.mkdir()
         updates = engine.optimizer_steps
@@ -216,7 +217,7 @@ def world_of(ranks, port, tp=1):
     """Among the processes of one launch the first `ranks` as a world of their own: (mesh) or None.
 
     DeepSpeed remembers the process group it saw first, and numbers modules and parameters of all
-    models that it sees; it has no way to be told that everything begins again.
+    models that it sees; it cannot be reset.
     """
     rank = int(os.environ["RANK"])
     if rank >= ranks:
@@ -246,7 +247,8 @@ def fresh_world(tp=1):
 
 
 def on_each_rank(folder, *checks, tp=1):
-    """Runs each check (folder, mesh) in one launch: a cold start costs more than the steps."""
+    """Runs each check (directory, mesh) in one launch: starting ranks takes longer than the
+    steps."""
     mesh = init_mesh(read_launch_env(), tp)
     torch.set_num_threads(1)
     try:

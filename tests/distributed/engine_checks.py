@@ -1,4 +1,4 @@
-"""What must hold of every engine, wherever the ranks are: called by the tests of many layouts."""
+"""Properties of every engine on any ranks; called by the tests of many layouts."""
 
 import math
 import zlib
@@ -41,7 +41,7 @@ def label_of(run, mesh):
 
 
 def check_equals_bare_loop(run, mesh):
-    """Losses, gradient norms, weights and scores of one process that trains in whole batches."""
+    """Losses, gradient norms, weights and scores of one process that trains with full batches."""
     label, expected = label_of(run, mesh), bare_loop(run)
     assert max(expected.norms) > run.optim.grad_clip, "nothing to clip"
     engine = build(run, mesh)

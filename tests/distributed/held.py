@@ -55,7 +55,7 @@ class Held(TorchDispatchMode):
 
 
 def storage_of(tensor):
-    """Where a tensor's values lie; None for one without values."""
+    """Address of the values of a tensor; None if it has none."""
     tensor = getattr(tensor, "_local_tensor", tensor)
     real = tensor.device.type != "meta" and tensor.layout == torch.strided
     return tensor.untyped_storage() if real else None

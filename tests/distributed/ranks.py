@@ -14,13 +14,7 @@ from leviathan.parallel.ports import free_port
 def run_ranks(
     fn: Callable[..., Any], world_size: int, *args: Any, timeout: float = 180
 ) -> list[Any]:
-    """Runs `fn(*args)` in `world_size` fresh processes; returns what each rank returned.
-
-    `fn` stands at the top of its module and finds its rank in the environment, as under a launcher.
-
-    Raises:
-        AssertionError: with the traceback of every rank that failed, or after `timeout` seconds.
-    """
+    """Runs `fn(*args)` in `world_size` new processes; returns the result of each rank."""
     context = multiprocessing.get_context("spawn")
     port, ranks = free_port(), []
     for rank in range(world_size):

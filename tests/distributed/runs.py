@@ -1,4 +1,4 @@
-"""What the tests of whole runs share: a launched run, its log, and waiting for it."""
+"""Shared by the tests of complete runs: a launched run, its log, and waiting for it."""
 
 import json
 import os
@@ -57,7 +57,7 @@ def lines(run_dir):
 
 
 def curve(run_dir):
-    """Step → what must not depend on when a run was interrupted."""
+    """Step → values that must not depend on interruptions of a run."""
     return {
         (line["step"], key): line[key]
         for line in lines(run_dir)

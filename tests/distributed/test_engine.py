@@ -36,7 +36,7 @@ def check_parity(tmp_path, mesh):
 
 
 def check_variants(tmp_path, mesh):
-    """What changes where and when things are computed, but not what."""
+    """Settings that change where and when values are computed, but not the values."""
     for engine in (
         {"kind": "fsdp2", "activation_checkpointing": True},
         {"kind": "fsdp2", "dp_replicate": 2},

@@ -1,4 +1,4 @@
-"""Evaluations under a launcher: what several ranks find together is what one finds alone."""
+"""Evaluations under a launcher: several ranks compute the same results as one."""
 
 import json
 import os
@@ -36,7 +36,7 @@ metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]
 
 @pytest.fixture(scope="module")
 def trained(run_file):
-    """A few steps of ZeRO-3 on two ranks: slices of flat partitions, not whole tensors."""
+    """A few steps of ZeRO-3 on two ranks: slices of flat partitions instead of full tensors."""
     run = yaml.safe_load(run_file.read_text())
     run |= {"run_dir": str(run_file.parent / "zero3")}
     run["engine"] = {"kind": "deepspeed", "zero_stage": 3}
@@ -57,7 +57,7 @@ def shared_work():
     def square(number):
         done.append(number)
         if number == 99:
-            raise DataError("shard.corrupt", "99 is damaged")
+            raise DataError("shard.corrupt", "99 is corrupt")
         return number * number
 
     found = ranks.map(square, range(8))
@@ -77,7 +77,7 @@ def test_ranks_share_work_and_errors():
         assert found == [number * number for number in range(8)]
         assert streamed == [(number, number * number) for number in range(5)]
         assert agreed == "of 0"
-        assert message_text == "DataError: 99 is damaged"
+        assert message_text == "DataError: 99 is corrupt"
     assert sorted(results[1][2]) == [1, 1, 4, 4, 7]
     done = [number for _, _, mine, _, _ in results for number in mine]
     assert sorted(done) == sorted([*range(8), *range(5)])
@@ -103,7 +103,7 @@ def leviathan(world_size, *arguments):
 def result(world_size, *arguments):
     done = leviathan(world_size, *arguments, "--json")
     assert done.returncode == 0, done.stderr
-    (line,) = done.stdout.splitlines()  # of one rank alone
+    (line,) = done.stdout.splitlines()  # on one rank
     return json.loads(line)
 
 

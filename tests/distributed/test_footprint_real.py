@@ -1,4 +1,4 @@
-"""The memory model against what the engines really hold, on two ranks."""
+"""The memory model compared with the real memory of the engines on two ranks."""
 
 from engine_cases import ENGINES, LEVIATHAN, advance, build, config, on_each_rank
 from ranks import run_ranks

@@ -36,7 +36,7 @@ def hosts(tmp_path_factory):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Where the commands are typed: hostfiles, and what the ranks of every host must know."""
+    """Directory in which the commands run: hostfiles, and files for the ranks of every host."""
     (tmp_path / "hostfile").write_text("node1 slots=1\nnode2 slots=1\n")
     (tmp_path / "hostfile1").write_text("node1 slots=1\n")
     (tmp_path / ".deepspeed_env").write_text(
@@ -48,7 +48,7 @@ def folder(tmp_path):
 
 @pytest.fixture(scope="module")
 def undisturbed(run_file):
-    """The losses of the same run on two ranks of one machine, which nothing happens to."""
+    """Losses of the same run on two ranks of one host without failures."""
     run_dir = run_file.parent / "undisturbed-hosts"
     with launched("torchrun", run_file, f"run_dir={run_dir}", *SETTINGS) as process:
         status, errors = finish(process)
@@ -57,7 +57,8 @@ def undisturbed(run_file):
 
 
 def typed(hosts, folder, *words, at="node1"):
-    """A process on a host, in `folder`; its output in files, as its ssh's children keep pipes."""
+    """A process on a host, in `folder`; its output goes to files, because children of ssh keep
+    pipes."""
     log = (folder / f"log-{time.monotonic_ns()}").open("w+")
     process = subprocess.Popen(
         hosts.on(at, *words),

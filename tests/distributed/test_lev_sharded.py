@@ -1,4 +1,4 @@
-"""LEV under FSDP2 and activation checkpointing on two ranks, against one whole model."""
+"""LEV under FSDP2 and activation checkpointing on two ranks, compared with an unsharded model."""
 
 import torch
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""A rank that dies or hangs: the remaining ranks exit soon, name it, and leave nothing behind."""
+"""A rank that dies or hangs: the remaining ranks exit soon, name it, and leave no files."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""docs/operations.md: its commands work, and what it quotes is what the program says."""
+"""docs/operations.md: its commands work, and its quotations match the output."""
 
 import ast
 import re
@@ -20,7 +20,7 @@ SOURCES = ("leviathan", "launch", "data_prep")
 
 @cache
 def said_by_the_program() -> str:
-    """Every text of the source, what is filled in as `…`."""
+    """All texts in the source, with `…` for inserted values."""
     texts = []
     for path in (file for folder in SOURCES for file in (ROOT / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):

@@ -19,7 +19,7 @@ from leviathan.preflight.report import Report
 
 
 def timed(run_file, core):
-    """What the ranks find on one core, which the system gives rank 1 nine times less."""
+    """Results of the ranks on one core, of which rank 1 gets a ninth."""
     mesh, report = init_mesh(read_launch_env(), tp=1), Report()
     os.sched_setaffinity(0, {core})
     os.nice(10 * mesh.rank)
@@ -51,7 +51,7 @@ def test_under_a_launcher(run_file, tmp_path):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    (line,) = done.stdout.splitlines()  # of rank 0 alone
+    (line,) = done.stdout.splitlines()  # of rank 0 only
     found = json.loads(line)
     assert len(found["losses"]) == 2
     assert found["losses"][0] == pytest.approx(6.4, abs=0.2)  # ln 601
@@ -64,5 +64,5 @@ def test_under_a_launcher(run_file, tmp_path):
         "steps",
         "save",
     }
-    # Nothing is left, and nothing was in the run's own folder.
+    # No files are left, and the directory of the run was not used.
     assert list(tmp_path.iterdir()) == []

@@ -74,7 +74,7 @@ def test_a_job_saves_before_its_limit_and_queues_again(run_file, tmp_path):
         assert time.monotonic() < deadline
         assert job.poll() is None, job.communicate()
         time.sleep(0.05)
-    os.kill(job.pid, signal.SIGUSR1)  # what --signal=B:USR1@300 sends
+    os.kill(job.pid, signal.SIGUSR1)  # the signal of --signal=B:USR1@300
     status, errors = finish(job)
     assert status == 0, errors
     assert ": checkpoint saved at step" in errors

@@ -1,4 +1,4 @@
-"""Tensor parallelism on two ranks against the whole model: every kind, every way of LEV."""
+"""Tensor parallelism on two ranks compared with the unsharded model: all kinds, all LEV modes."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ del CASES["leviathan"]
 for mode in ("replicated", "ids", "heads"):
     CASES[f"leviathan, {mode}"] = {"kind": "leviathan", "tp_mode": mode, **LEV}
 
-# In float64, so that what is left is no rounding but error; scores are rounded to fp32 (6e-8).
+# in float64, so that differences are errors, not rounding; scores are rounded to fp32 (6e-8)
 TOLERANCE = 1e-6
 
 
@@ -46,7 +46,7 @@ def far(found, wanted):
 
 
 def differences(embedding, **shape):
-    """How far loss, scores, logits, table and each gradient are from the whole model's."""
+    """Differences of loss, scores, logits, table and each gradient to the unsharded model."""
     whole, cut = model(embedding, **shape), model(embedding, **shape)
     layout = apply_tp(cut, dist.group.WORLD)
     ids = (torch.arange(45).view(3, 15) * 7) % whole.config.vocab_size

@@ -1,4 +1,4 @@
-"""A whole run with its matrices cut over two ranks, that continues in one process."""
+"""A complete run with matrices sharded over two ranks, resumed in one process."""
 
 import signal
 

@@ -72,11 +72,11 @@ def test_interrupted_and_resumed_equals_undisturbed(run_file):
         assert torch.equal(parameter, other.get_parameter(name)), name
     names = [path.name for path in sorted(checkpoints.iterdir())]
     kept = ["step-00000020", "step-00000030", "step-00000040"]
-    assert names == [f"damaged-{newest.name}", "damaged-step-00000099", *kept]
+    assert names == [f"corrupt-{newest.name}", "corrupt-step-00000099", *kept]
 
 
 def test_a_finished_run_is_left_alone_and_another_one_refused(run_file):
-    """On what the test above has left."""
+    """Uses the run of the previous test."""
     run_dir = run_file.parent / "undisturbed"
     if not run_dir.exists():
         pytest.skip("needs the run of the test before")

@@ -41,7 +41,7 @@ def _run(*command):
 
 
 class TwoHosts:
-    """A context; `folder` holds keys and settings, and must not lie deep (a socket is in it)."""
+    """A context; `folder` contains keys and settings, and its path must be short (for a socket)."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -81,7 +81,7 @@ class TwoHosts:
         subprocess.run(["ip", "link", "del", self.bridge], capture_output=True, check=False)
 
     def _client(self):
-        """An `ssh` that knows key and settings, ahead of the system's in PATH."""
+        """An `ssh` with keys and settings, before that of the system in PATH."""
         config = self.folder / "ssh_config"
         config.write_text(
             f"Host *\n  IdentityFile {self.folder / 'identity'}\n  StrictHostKeyChecking no\n"
@@ -137,7 +137,7 @@ class TwoHosts:
         raise AssertionError((self.folder / f"sshd-{name}.log").read_text())
 
     def processes(self, name):
-        """Ids of what runs on that host, its sshd not counted."""
+        """Ids of the processes on that host, except its sshd."""
         pids = [int(word) for word in _run("ip", "netns", "pids", self.namespaces[name]).split()]
         sshd = self.sshd.get(name)
         return [pid for pid in pids if sshd is None or pid != sshd.pid]
@@ -151,7 +151,7 @@ class TwoHosts:
             sshd.wait()
 
     def cut(self, name):
-        """The cable is pulled: whoever waits for this host hears nothing more."""
+        """Disconnects the network: processes that wait for this host receive nothing more."""
         _run("ip", "link", "set", self.links[name], "down")
 
     def repair(self, name):

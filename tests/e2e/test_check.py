@@ -1,4 +1,4 @@
-"""`leviathan check` says beforehand what a run then has and leaves."""
+"""The estimates of `leviathan check` match the run."""
 
 import json
 import os

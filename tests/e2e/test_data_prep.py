@@ -46,7 +46,7 @@ def commands() -> list[str]:
 
 @pytest.fixture
 def place(tmp_path: Path, tiny_tokenizer: Path) -> Path:
-    """A folder with `pile`, the configuration, and the programs that the commands call."""
+    """A directory with `pile`, the configuration, and the programs that the commands call."""
     texts = [f"document {n}: " + "some words to pack " * (n % 9 + 1) for n in range(120)]
     for number, name in enumerate(["train/00", "train/01", "train/02", "val"]):
         lines = [

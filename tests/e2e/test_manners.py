@@ -1,4 +1,4 @@
-"""A journey with secrets in URLs and environment: where they end up, and who may read what."""
+"""Commands with secrets in URLs and the environment: outputs contain none; files are private."""
 
 import base64
 import os
@@ -20,7 +20,7 @@ UMASK = 0o027
 
 
 class Guarded(SimpleHTTPRequestHandler):
-    """Hands files out to who knows the password or the token."""
+    """Serves files to clients with the password or the token."""
 
     def log_message(self, format: str, *args: object) -> None:
         pass
@@ -44,7 +44,7 @@ def server(tmp_path: Path) -> Iterator[tuple[str, Path]]:
 
 
 def leviathan(folder: Path, *words: str | Path, status: int = 0) -> str:
-    """Everything that a command says."""
+    """All output of a command."""
     done = subprocess.run(
         [sys.executable, "-m", "leviathan", *map(str, words)],
         cwd=folder,
@@ -71,7 +71,7 @@ def test_secrets_stay_out_and_modes_follow_the_umask(
     work.mkdir()
     urls = [f"http://{USER}:{PASSWORD}@{host}/00.jsonl", f"http://{host}/01.jsonl?token={TOKEN}"]
     prep = {"source": {"paths": urls}, "validation": {"fraction": 0.1}, "seq_len": 32}
-    # What the user writes down has them; it lies elsewhere.
+    # The user's configuration contains them; it is elsewhere.
     (tmp_path / "prep.yaml").write_text(
         yaml.safe_dump(prep | {"tokenizer": str(tiny_tokenizer), "out": "data"})
     )
@@ -85,23 +85,23 @@ def test_secrets_stay_out_and_modes_follow_the_umask(
     }
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(run))
 
-    said = leviathan(work, "prep", tmp_path / "prep.yaml")
+    output = leviathan(work, "prep", tmp_path / "prep.yaml")
     again = leviathan(work, "prep", tmp_path / "prep.yaml")
     assert "is complete" in again
     (served / "set").symlink_to(work / "data")
-    said += again + leviathan(work, "train", tmp_path / "run.yaml")
-    said += leviathan(work, "train", tmp_path / "run.yaml", "train.steps=3", status=2)
-    said += leviathan(work, "report", "run", "--out", "report")
-    said += leviathan(work, "export", "run", "exported")
+    output += again + leviathan(work, "train", tmp_path / "run.yaml")
+    output += leviathan(work, "train", tmp_path / "run.yaml", "train.steps=3", status=2)
+    output += leviathan(work, "report", "run", "--out", "report")
+    output += leviathan(work, "export", "run", "exported")
     # Mistakes: a wrong password, a URL where none is expected, a run from the stored configuration.
     wrong = f"source.paths=[http://{USER}:{TOKEN}@{host}/00.jsonl]"
-    said += leviathan(work, "prep", tmp_path / "prep.yaml", wrong, "out=other", status=2)
-    said += leviathan(work, "prep", tmp_path / "prep.yaml", f"seq_len={urls[0]}", status=2)
+    output += leviathan(work, "prep", tmp_path / "prep.yaml", wrong, "out=other", status=2)
+    output += leviathan(work, "prep", tmp_path / "prep.yaml", f"seq_len={urls[0]}", status=2)
     stored = leviathan(work, "train", "run/config.yaml", "run_dir=b", "data.path=c", status=2)
     assert "give the URL again" in stored
 
     for secret in SECRETS:
-        assert secret not in said + stored
+        assert secret not in output + stored
         holders = [path for path in work.rglob("*") if path.is_file() and secret in _text(path)]
         assert holders == []
     assert f"http://***@{host}/00.jsonl" in _text(work / "data/dataset.json")

@@ -44,7 +44,7 @@ def test_commands_that_work(place: Path, tiny_corpus: Path, tiny_tokenizer: Path
     shutil.copytree(ROOT / "configs", place / "configs")
     shutil.copytree(tiny_corpus, place / "corpus")
     for file in (place / "corpus").iterdir():
-        file.rename(file.with_suffix(".jsonl.zst"))  # what it is, its bytes say
+        file.rename(file.with_suffix(".jsonl.zst"))  # determined by its bytes
     pile = place / "configs/data/pile.yaml"
     prep, _ = read_config(pile, [f"tokenizer={tiny_tokenizer}", "seq_len=32"])
     pile.write_text(yaml.safe_dump(prep | {"validation": {"fraction": 0.1}}))

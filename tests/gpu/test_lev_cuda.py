@@ -1,4 +1,4 @@
-"""LEV on CUDA against the reference; skipped where there is no GPU."""
+"""LEV on CUDA compared with the reference; skipped without a GPU."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A world of one rank, for what is written for many."""
+"""A world of one rank for code that is written for many ranks."""
 
 import os
 

@@ -56,7 +56,7 @@ def test_help(command):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["params", "configs/model/nowhere.yaml"], "no such configuration file"),
+        (["params", "configs/model/nowhere.yaml"], "config.not_found"),
         (["params", "configs/model/400m.yaml", "model.d_mode=3"], "did you mean model.d_model?"),
         (["train", "configs/run/quickstart.yaml", "train.steps=0"], "greater than 0"),
         (["check", "configs/run/quickstart.yaml", "--device", "tpu"], "cpu, a100"),
@@ -64,9 +64,9 @@ def test_help(command):
         (["perplexity", "no/such/run", "no/such/data"], "no/such/run"),
         (["export", "no/such/run", "out"], "no/such/run"),
         (["report", "no/such/run", "--out", "out"], "no/such/run"),
-        (["fit", "no/such.csv"], "no/such.csv: no such table"),
+        (["fit", "no/such.csv"], "[fit.table_not_found] no/such.csv"),
         (["inspect", "no/such/run"], "no/such/run"),
-        (["experiment", "plan", "no/such.yaml"], "no such configuration file"),
+        (["experiment", "plan", "no/such.yaml"], "config.not_found"),
         (
             ["experiment", "plan", "configs/experiments/seeds.yaml", "sedes=[1]"],
             "did you mean seeds?",
@@ -91,7 +91,7 @@ RUN = ["train", "configs/run/quickstart.yaml"]
         (
             ["prep", "nofile.yaml", "executor=rank"],
             "1",
-            "error: [config.not_found] nofile.yaml: no such",
+            "error: [config.not_found] nofile.yaml",
         ),
         (
             ["data", "verify", "no/such/folder"],
@@ -101,7 +101,7 @@ RUN = ["train", "configs/run/quickstart.yaml"]
         (
             ["data", "merge", "no/such/folder"],
             "x",
-            "error: [merge.no_slices] no/such/folder holds no slices",
+            "error: [merge.no_slices] no/such/folder",
         ),
         ([*RUN, "train.steps=0"], "0", "greater than 0"),
         ([*RUN, "train.steps=0"], "1", None),  # rank 0 says the same

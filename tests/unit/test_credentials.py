@@ -71,9 +71,9 @@ def test_messages_about_a_configuration(tmp_path):
         load_config(path, [f"tokenizer={url}: x: y"], PrepConfig)
     with pytest.raises(ConfigError) as third:
         load_config(path, [], PrepConfig)
-    for said in map(str, (caught.value, also.value, third.value)):
-        assert "***@host" in said
-        assert SECRET not in said
+    for message in map(str, (caught.value, also.value, third.value)):
+        assert "***@host" in message
+        assert SECRET not in message
 
 
 def test_a_stored_url_says_that_it_is_incomplete(tmp_path):

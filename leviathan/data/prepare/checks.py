@@ -109,12 +109,12 @@ def _refuse_filters_without_names(infos: Sequence[TokenizedFileInfo], config: Pr
         DataError: names the keys.
     """
     subsets, default = config.source.subsets, {config.source.default_subset}
-    wanted = {
+    names_by_key = {
         "source.subsets.include": subsets.include,
         "source.subsets.exclude": subsets.exclude,
         "mixing": config.mixing,
     }
-    keys = [key for key, names in wanted.items() if set(names) - default]
+    keys = [key for key, names in names_by_key.items() if set(names) - default]
     if not keys:
         return
     records = sum(info.unnamed + info.misnamed for info in infos)

@@ -96,9 +96,9 @@ def _check_merged(folder: Path, info: DatasetInfo, out: Path) -> None:
     request, identity = read_work_file(work / "request.json"), read_work_file(work / "config.json")
     tokenizer = {"tokenizer_fingerprint": info.tokenizer.fingerprint}
     made_of = [[source.path, source.split] for source in info.sources]
-    wanted = [[name, split] for name, split, _ in request["inputs"]]
+    expected = [[name, split] for name, split, _ in request["inputs"]]
     fingerprint = {"tokenizer_fingerprint": identity.get("tokenizer_fingerprint")}
-    if info.config | tokenizer != request["config"] | fingerprint or made_of != wanted:
+    if info.config | tokenizer != request["config"] | fingerprint or made_of != expected:
         raise DataError(
             "merge.other_config",
             f"{out} is complete, but its files or configuration differ from those of the slices "

@@ -307,10 +307,10 @@ def _identity(config: PrepConfig, tokenizer: Tokenizer) -> dict[str, Any]:
 
 def _already_finished(config: PrepConfig, inputs: Inputs) -> dict[str, Any]:
     info = DatasetInfo.load(config.out)
-    wanted = cleaned(config.model_dump(mode="json", exclude=_FREE_KEYS))
+    settings = cleaned(config.model_dump(mode="json", exclude=_FREE_KEYS))
     check_same(
         {key: value for key, value in info.config.items() if key not in _FREE_KEYS},
-        wanted,
+        settings,
         config.out,
     )
     # A file may have been trained again under its name; names of tiktoken encodings are stable.

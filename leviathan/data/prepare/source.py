@@ -102,7 +102,7 @@ def keep_corpus_files(sources: Iterable[ByteSource], pattern: str) -> list[ByteS
     kept = kept or [source for source in seen if source.suffix in TEXT_SUFFIXES]
     expected = f"(expected {', '.join(sorted(SUFFIXES))}, or {' and '.join(TEXT_SUFFIXES)} alone)"
     if not kept:
-        raise DataError("source.not_found", f"{pattern}: no corpus files found there {expected}")
+        raise DataError("source.not_found", f"{pattern}: no corpus files found {expected}")
     of_corpus = {source.name for source in kept}
     litter = [printable(source.base) for source in ordered if source.name not in of_corpus]
     if litter:

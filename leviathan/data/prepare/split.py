@@ -205,7 +205,7 @@ def _tables(
     if length:
         raise DataError(
             "dataset.corrupt",
-            f"{rows.directory}: its last document does not end. Run `leviathan data verify`",
+            f"{rows.directory}: its last document is incomplete. Run `leviathan data verify`",
         )
 
 

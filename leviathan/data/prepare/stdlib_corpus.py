@@ -64,8 +64,8 @@ def write_stdlib_corpus(
     Raises:
         DataError: the Python installation has no library sources, or `out` cannot be written.
     """
-    asked = {"python": python_version(), "shards": shards, "max_bytes": max_bytes}
-    finished = _finished(out, asked)
+    settings = {"python": python_version(), "shards": shards, "max_bytes": max_bytes}
+    finished = _finished(out, settings)
     if finished is not None:
         say(f"{out}: the corpus is complete")
         return finished
@@ -81,7 +81,7 @@ def write_stdlib_corpus(
     files[HELD_OUT] = held_out
     contents = {name: _pack(lines) for name, lines in files.items()}
     contents[CHOICES] = _jsonl(_questions([t.text for t in held_out if t.subset == SOURCES]))
-    manifest = asked | {
+    manifest = settings | {
         "documents": len(texts),
         "bytes_of_text": sum(len(text.text.encode()) for text in texts),
         "subsets": {
@@ -121,13 +121,13 @@ def sample_texts(count: int, max_characters: int = 2_000) -> list[str]:
     return list(pieces)[:count]
 
 
-def _finished(out: Path, asked: dict[str, Any]) -> dict[str, Any] | None:
+def _finished(out: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
     try:
         manifest = json.loads((out / MANIFEST).read_bytes())
         complete = all(
             (out / name).stat().st_size == size for name, size in manifest["files"].items()
         )
-        same = all(manifest[key] == value for key, value in asked.items())
+        same = all(manifest[key] == value for key, value in settings.items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return manifest if complete and same else None

@@ -116,7 +116,7 @@ class Selection:
         are far apart."""
         return 1 if self.epochs is None else math.ceil(self.epochs.max(initial=0))
 
-    def wanted(self, part: TokenizedFile, first: int, table: np.ndarray, copy: int) -> np.ndarray:
+    def mask_of(self, part: TokenizedFile, first: int, table: np.ndarray, copy: int) -> np.ndarray:
         """Which documents of `table` are taken in pass `copy`; bool [documents]."""
         mask = table["split"] == self.split
         if part.keep is not None:
@@ -189,7 +189,7 @@ def index_stream(
         for first in range(0, total, SLICE_DOCUMENTS):
             table = part.read(first, SLICE_DOCUMENTS)
             for copy, slices in enumerate(found):
-                mask = choice.wanted(part, first, table, copy)
+                mask = choice.mask_of(part, first, table, copy)
                 here = table[mask]
                 if not len(here):
                     continue
@@ -233,9 +233,9 @@ class StreamRange:
         for entry in self.slices:
             part, first = self.parts[int(entry["part"])], int(entry["first"])
             table = part.read(first, int(entry["count"]))
-            wanted = self.choice.wanted(part, first, table, int(entry["copy"]))
+            mask = self.choice.mask_of(part, first, table, int(entry["copy"]))
             file_ends = entry["offset"] + np.cumsum(table["length"])
-            chosen = np.flatnonzero(wanted)
+            chosen = np.flatnonzero(mask)
             stream_ends = entry["begin"] + np.cumsum(table["length"][chosen])
             low = int(np.searchsorted(stream_ends, self.begin, side="right"))
             high = int(np.searchsorted(stream_ends, self.end, side="left")) + 1

@@ -6,8 +6,6 @@ tokenized in any order, by any number of workers, and again.
 
 import hashlib
 import json
-import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
@@ -26,7 +24,7 @@ from leviathan.data.prepare.source import Source, Split
 from leviathan.data.prepare.text_files import TextFolder
 from leviathan.data.tokenizer import META_FILE, Tokenizer, UnencodableText, load_tokenizer
 from leviathan.errors import DataError
-from leviathan.files import write_atomic
+from leviathan.files import atomic_directory, write_atomic
 
 TRAIN, VAL = 0, 1
 
@@ -129,21 +127,15 @@ def tokenize(task: TokenizeTask, on_bytes: Callable[[int], Any]) -> TokenizedFil
         DataError: the file is corrupt, or a record is rejected and `task.quarantine` is off.
     """
     tokenizer, encoder = load_encoder(task.tokenizer, task.backend)
-    temporary = task.part.with_name(f"{task.part.name}.{os.getpid()}.tmp")
-    temporary.mkdir()
-    try:
+    with atomic_directory(task.part) as directory:
         try:
-            info = _Writer(task, temporary, tokenizer, encoder).write(on_bytes)
+            info = _Writer(task, directory, tokenizer, encoder).write(on_bytes)
         except _Mismatch as mismatch:
             say(f"warning: {task.source.name}: {mismatch}", style="yellow")
             on_bytes(-mismatch.bytes_read)
-            again = _Writer(task, temporary, tokenizer, TiktokenEncoder(tokenizer))
+            again = _Writer(task, directory, tokenizer, TiktokenEncoder(tokenizer))
             info = replace(again.write(on_bytes), mismatches=1)
-        write_atomic(temporary / "part.json", json.dumps(asdict(info)).encode())
-        temporary.rename(task.part)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+        write_atomic(directory / "part.json", json.dumps(asdict(info)).encode())
     return info
 
 

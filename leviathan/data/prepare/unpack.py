@@ -152,7 +152,7 @@ class _ZstdFrames(io.RawIOBase):
                 if not packed and self._frame is not None:
                     raise DataError(
                         "source.truncated",
-                        f"{self._name}: truncated: the last zstd frame does not end; {AGAIN}",
+                        f"{self._name}: truncated: the last zstd frame is incomplete; {AGAIN}",
                     )
                 if not packed:
                     return 0

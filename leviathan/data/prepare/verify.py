@@ -273,12 +273,13 @@ def _compare(
             f"{folder}: {text_bytes} bytes of text, dataset.json states {split.bytes_of_text}",
         )
     for number, name in enumerate(info.subsets):
-        found, said = (documents[number], ids[number]), split.subsets.get(name)
-        if split.subsets and found != ((said.documents, said.ids) if said else (0, 0)):
+        subset = split.subsets.get(name)
+        expected = (subset.documents, subset.ids) if subset else (0, 0)
+        if split.subsets and (documents[number], ids[number]) != expected:
             raise DataError(
                 "verify.totals",
-                f"{folder}: {found[0]} documents and {found[1]} ids of {name!r}, dataset.json "
-                f"states {said.documents if said else 0} and {said.ids if said else 0}",
+                f"{folder}: {documents[number]} documents and {ids[number]} ids of {name!r}, "
+                f"dataset.json states {expected[0]} and {expected[1]}",
             )
 
 

@@ -19,6 +19,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from leviathan.config.identity import flatten
 from leviathan.data.format import (
     COUNTS_FILE,
     DATASET_FILE,
@@ -58,7 +59,7 @@ def lock_for_slice(out: Path, rank: int, world: int) -> Iterator[None]:
     Raises:
         DataError: another process prepares the same slice or the complete dataset.
     """
-    whole = (
+    shared_lock = (
         f"{out} is being prepared or merged by another process. Wait for it, or choose another out"
     )
     twice = (
@@ -68,7 +69,7 @@ def lock_for_slice(out: Path, rank: int, world: int) -> Iterator[None]:
     own = out / f".prep.slice-{rank}-of-{world}.lock"
     with (
         _made(out),
-        _locked(out / LOCK_FILE, whole, shared=True),
+        _locked(out / LOCK_FILE, shared_lock, shared=True),
         _locked(own, twice),
     ):
         yield
@@ -145,7 +146,7 @@ class WorkDir:
     def clear_leftovers(self, tasks: Sequence[TokenizeTask]) -> None:
         """Removes incomplete output of interrupted attempts at these tasks."""
         for task in tasks:
-            for leftover in task.part.parent.glob(f"{task.part.name}.*.tmp"):
+            for leftover in task.part.parent.glob(f".{task.part.name}.*.tmp"):
                 shutil.rmtree(leftover, ignore_errors=True)
 
     def record(self, request: dict[str, Any]) -> None:
@@ -258,16 +259,17 @@ def _leftovers(out: Path) -> list[Path]:
     return [path for name in OWN_FILES for path in out.glob(f".{name}.*.tmp")]
 
 
-def check_same(found: dict[str, Any], wanted: dict[str, Any], out: Path) -> None:
+def check_same(found: dict[str, Any], expected: dict[str, Any], out: Path) -> None:
     """Raises an error if another preparation uses the directory.
 
     Raises:
         DataError: the keys that differ are named.
     """
+    there, here = flatten(found), flatten(expected)
     differ = [
-        f"{key} (there {found.get(key)!r}, now {wanted.get(key)!r})"
-        for key in wanted | found
-        if found.get(key) != wanted.get(key)
+        f"{key} (there {there.get(key)!r}, now {here.get(key)!r})"
+        for key in here | there
+        if there.get(key) != here.get(key)
     ]
     if differ:
         raise DataError(

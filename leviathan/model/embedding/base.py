@@ -68,15 +68,15 @@ class InputEmbedding(nn.Module, ABC):
         is identical on all devices. Does nothing if `embedding_init_std` is null or `linear_in` is
         empty.
         """
-        wanted = getattr(config.embedding, "embedding_init_std", None)
-        if wanted is None or not self.linear_in:
+        std = getattr(config.embedding, "embedding_init_std", None)
+        if std is None or not self.linear_in:
             return
         parameters = {n: p.to("cpu", torch.float64) for n, p in self.named_parameters()}
         step = max(1, self.vocabulary // CALIBRATION_IDS)
         sample = torch.arange(0, self.vocabulary, step).split(64)
         rows = torch.cat([functional_call(self, parameters, (ids,)) for ids in sample])
         for name in self.linear_in:
-            self.get_parameter(name).mul_(wanted / float(rows.std()))
+            self.get_parameter(name).mul_(std / float(rows.std()))
 
     @abstractmethod
     def vectors(self, ids: Tensor) -> Tensor:

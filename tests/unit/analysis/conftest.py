@@ -1,4 +1,4 @@
-"""Run folders as `leviathan train` and the evaluations leave them, with made-up numbers."""
+"""Run directories like those of `leviathan train` and the evaluations, with invented numbers."""
 
 import json
 from collections.abc import Callable
@@ -42,7 +42,7 @@ def make_strata(offset: float, documents: int = 60) -> FrequencyBuckets:
 
 @pytest.fixture
 def make_run(tmp_path: Path) -> MakeRun:
-    """Writes a run folder and returns it."""
+    """Writes a run directory and returns it."""
 
     def make(
         name: str,

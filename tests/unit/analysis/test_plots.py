@@ -70,11 +70,11 @@ def test_all_colors_follow_the_page() -> None:
 def test_saved_files_are_whole_svg(tmp_path: Path) -> None:
     rows = [{"bucket": "1–9", "tokens": 5, "documents": 2, "nats_per_token": 7.0}]
     difference = [{"bucket": "1–9", "difference": -0.1, "low": None, "high": None}]
-    strata = {
+    buckets = {
         "runs": [{"label": name, "absolute": rows, "relative": rows} for name in ("a", "b")],
         "pairs": [{"label": "b", "base": "a", "absolute": difference, "relative": difference}],
     }
-    files = plots.save_frequency(strata, tmp_path)
+    files = plots.save_frequency(buckets, tmp_path)
     names = [f"frequency_{s}.{e}" for s in ("absolute", "relative") for e in ("svg", "png")]
     assert [file.name for file in files] == names
     for file in files[::2]:

@@ -1,4 +1,4 @@
-"""The report from run folders: its numbers, its refusals, and that it needs nothing but itself."""
+"""The report from run directories: numbers, errors, and no external resources."""
 
 import csv
 import json
@@ -83,9 +83,9 @@ def test_page_holds_the_numbers(pair: list[Path], tmp_path: Path) -> None:
     for shown in ("5.0000", "4.9600", "−0.0400", "142.59", "2,137,344", "9,000", "45.0 ± 4.9 %"):
         assert shown in page, shown
     assert "+0.80 %" in page  # the improvement of the loss, as the papers print it
-    assert "Some CPU, 2026-11-30" in page  # beside the speed that was measured on it
+    assert "Some CPU, 2026-11-30" in page  # next to the speed that was measured on it
     assert "which model is better" in page
-    assert "does not show which model is better" in report["verdict"]
+    assert "does not show which model is better" in report["summary"]
     for key in ("model.embedding.kind", "model.embedding.d_seed"):
         assert key in page
     saved = json.loads((tmp_path / "out" / "report.json").read_text())
@@ -116,7 +116,7 @@ def test_every_plot_and_number_is_a_file(pair: list[Path], tmp_path: Path) -> No
     assert {"runs.csv", "arms.csv", "curves.csv", "frequency.csv", "tasks.csv"} == set(tables)
     assert [float(row["loss"]) for row in tables["runs.csv"]] == pytest.approx([5.0, 4.96])
     assert float(tables["arms.csv"][1]["change_loss_gain_percent"]) == pytest.approx(0.8)
-    assert len(read_loss_table(tmp_path / "out" / "runs.csv")) == 2  # what `leviathan fit` takes
+    assert len(read_loss_table(tmp_path / "out" / "runs.csv")) == 2  # the input of `leviathan fit`
 
 
 def test_terminal_table(pair: list[Path], tmp_path: Path) -> None:
@@ -181,8 +181,8 @@ def test_seeds_are_one_arm(make_run: MakeRun, tmp_path: Path) -> None:
     band = group["curves"][1]["difference"]
     assert band["low"][-1] == pytest.approx(-0.09)
     assert band["high"][-1] == pytest.approx(0.01)
-    assert "over 4 seeds" in report["verdict"]
-    assert "which includes zero" in report["verdict"]
+    assert "over 4 seeds" in report["summary"]
+    assert "which includes zero" in report["summary"]
     assert "Seeds, one by one" in (tmp_path / "out" / "report.html").read_text()
 
 
@@ -196,7 +196,7 @@ def test_three_seeds_are_too_few_for_an_interval(make_run: MakeRun, tmp_path: Pa
     assert (seeds["low"], seeds["high"], seeds["p"]) == (None, None, None)
     assert seeds["no_interval"] == "3 seeds; 4 needed"
     assert seeds["std"] == pytest.approx(0.005)
-    assert "cludes zero" not in report["verdict"]
+    assert "cludes zero" not in report["summary"]
     for shown in (terminal_table(report), (tmp_path / "out" / "report.html").read_text()):
         assert "3 seeds; 4 needed" in shown
     assert "no_interval" in (tmp_path / "out" / "arms.csv").read_text().splitlines()[0]
@@ -302,7 +302,7 @@ def test_the_number_of_comparisons_stands_beside_them(make_run: MakeRun, tmp_pat
     assert group["comparisons"] == {
         "arms": 3, "seeds": 0, "frequency": 2 * intervals, "tasks": 3
     }  # fmt: skip
-    assert "3 comparisons, not corrected for multiple comparisons" in report["verdict"]
+    assert "3 comparisons, not corrected for multiple comparisons" in report["summary"]
     page = (tmp_path / "out" / "report.html").read_text()
     assert f"{2 * intervals} comparisons, not corrected" in page
     assert "exceed 2 σ by chance" in page
@@ -341,7 +341,7 @@ def experiment(folder: Path, runs: list[dict[str, Any]]) -> Path:
 
 
 def test_a_experiment_of_two_groups(make_run: MakeRun, tmp_path: Path) -> None:
-    """Each group has its own baseline: another tokenizer there is no reason to refuse."""
+    """Each group has its own baseline, so another tokenizer in another group is valid."""
     runs = []
     for group, tokenizer in (("small", "1" * 64), ("large", "2" * 64)):
         for arm, offset in (("tied", 0.0), ("leviathan", -0.04)):
@@ -510,7 +510,7 @@ def test_a_configuration_without_what_the_report_needs(make_run: MakeRun, tmp_pa
 
 
 def test_where_nothing_can_be_written(tmp_path: Path) -> None:
-    """Told before a run is read: this one is not even there."""
+    """Reported before a run is read: this one does not exist."""
     (tmp_path / "file").write_text("")
     for out in (tmp_path / "file", tmp_path / "file/deep"):
         with raises_error("output.not_writable"):

@@ -59,7 +59,7 @@ def test_planted_exponents_lie_within_the_intervals() -> None:
             assert low is not None
             assert high is not None
             missed[name] += not low < value < high
-            assert high - low < 0.6 * value, name  # an interval that says something
+            assert high - low < 0.6 * value, name  # an informative interval
     assert max(missed.values()) <= 2, missed
 
 
@@ -81,7 +81,7 @@ def points_of_n(sizes: np.ndarray, random: np.random.Generator, noise: float) ->
 
 
 def test_intervals_of_a_law_cover_it_as_often_as_they_say() -> None:
-    """With as few rows as an interval is given for: three more than free numbers."""
+    """With the minimum number of rows for an interval: three more than free parameters."""
     random, sizes, noise = np.random.default_rng(6), np.geomspace(2e7, 2e9, 6), 0.004
     covered = {"E": 0, "alpha": 0}
     for seed in range(RUNS):

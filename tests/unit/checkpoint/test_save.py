@@ -116,10 +116,10 @@ def test_a_half_written_checkpoint_does_not_exist_and_is_set_aside(config, mesh,
     clean_up(config.run_dir, 1)
     shutil.copytree(step_dir(config.run_dir, 1), half)
     clean_up(config.run_dir, 1)  # complete, but of a later step than the resume point
-    assert "renamed to damaged-step-00000002." in capfd.readouterr().err
+    assert "renamed to corrupt-step-00000002." in capfd.readouterr().err
     assert sorted(path.name for path in (config.run_dir / "checkpoints").iterdir()) == [
-        "damaged-step-00000002",
-        "damaged-step-00000002-2",
+        "corrupt-step-00000002",
+        "corrupt-step-00000002-2",
         "step-00000001",
     ]
 
@@ -361,7 +361,7 @@ def test_describing_tells_what_wrote_it_and_names_the_damaged(config, mesh):
     found = list_checkpoints(config.run_dir)
     assert found["step-00000001"]["parameters"] == count_params(config.model).total
     assert found["step-00000001"]["engine"] == "deepspeed: precision fp32, zero_stage 1"
-    assert "config.yaml: missing" in found["step-00000002"]["damaged"]
+    assert "config.yaml: missing" in found["step-00000002"]["error"]
     table = checkpoints_table(found)
     assert "step-00000001" in table
     assert "config.yaml: missing" in table

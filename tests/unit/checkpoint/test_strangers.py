@@ -1,4 +1,4 @@
-"""A stranger's files are read as data: none of them can run code, whatever it says of itself."""
+"""Untrusted files are read as data: none of them can run code, whatever its metadata."""
 
 import io
 import pickle
@@ -23,7 +23,7 @@ LLAMA = ModelConfig(d_model=8, n_layers=1, n_heads=2, vocab_size=16, embedding={
 
 
 class Harmful:
-    """Makes a file as soon as it is unpickled."""
+    """Creates a file as soon as it is unpickled."""
 
     def __init__(self, proof: Path) -> None:
         self.proof = proof

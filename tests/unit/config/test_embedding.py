@@ -1,4 +1,4 @@
-"""Widths that are omitted: what is solved, what is told, and the problem."""
+"""Omitted widths: their derived values, and the errors."""
 
 import re
 from pathlib import Path

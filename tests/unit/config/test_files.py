@@ -1,4 +1,4 @@
-"""Every shipped YAML file loads, and says what it claims."""
+"""Every shipped YAML file loads and has the documented content."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from leviathan.config.schema import ModelFile, PrepConfig, RunConfig
 
 ROOT = Path(__file__).parents[3]
 SCHEMAS = {"model": ModelFile, "run": RunConfig, "data": PrepConfig}
-PARTS = {"embedding", "vocabulary"}  # what other files extend
+PARTS = {"embedding", "vocabulary"}  # bases of other files
 FILES = sorted((ROOT / "configs").rglob("*.yaml"))
 FILES = [path for path in FILES if path.parent.name != "experiments"]  # tests/unit/experiments
 

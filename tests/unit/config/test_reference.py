@@ -1,4 +1,4 @@
-"""docs/configuration.md is what the models say, and says it of every key."""
+"""docs/configuration.md is up to date and describes every key."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Small corpora, and what the tests of preparation ask about a dataset."""
+"""Small corpora, and helpers that read a prepared dataset."""
 
 import hashlib
 import json
@@ -59,7 +59,7 @@ if __name__ == "__main__":
 def start_preparation(
     config: PrepConfig, samples_per_shard: int = 0, **environment: str
 ) -> subprocess.Popen[str]:
-    """`prepare(config)` in a process group of its own."""
+    """`prepare(config)` in a separate process group."""
     return subprocess.Popen(
         [sys.executable, "-c", _PROGRAM, config.model_dump_json(), str(samples_per_shard)],
         stderr=subprocess.PIPE,

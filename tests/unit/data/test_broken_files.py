@@ -28,7 +28,7 @@ def broken(shared: Path) -> Path:
 
 @pytest.fixture
 def run(broken: Path, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Prepares files of the collection with o200k_base: (summary, id stream, folder)."""
+    """Prepares files of the collection with o200k_base: (summary, id stream, directory)."""
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(shared / "data/tiktoken_cache"))
 
     def run(*files: str | Path, **changes: Any) -> tuple[dict[str, Any], np.ndarray, Path]:

@@ -1,4 +1,4 @@
-"""Disk space: what is said beforehand, and what happens when it ends."""
+"""Disk space: estimates before the work, and behavior on a full disk."""
 
 import json
 import os
@@ -61,9 +61,9 @@ def test_the_estimate_is_near_what_is_written(
     assert abs(use.data_set - written) < 0.1 * written
     assert use.fits
     assert use.free > 0
-    said = capsys.readouterr().err
-    assert "tokens; disk space: " in said
-    assert "warning" not in said
+    messages = capsys.readouterr().err
+    assert "tokens; disk space: " in messages
+    assert "warning" not in messages
     half = use_of(sources[:3], sources, tiny_tokenizer, tmp_path, 3)
     assert half.parts < 0.6 * use.parts
     assert half.data_set == pytest.approx(3 * use.data_set, rel=1e-6)

@@ -1,4 +1,4 @@
-"""Every backend gives tiktoken's ids, and fails where tiktoken fails."""
+"""All backends return the ids of tiktoken, and fail if tiktoken fails."""
 
 import json
 import random
@@ -62,7 +62,7 @@ def test_hard_texts(tiny: Tokenizer, fast: GigatokenEncoder, kind: str) -> None:
 
 
 def test_every_character_between_others(tiny: Tokenizer, fast: GigatokenEncoder) -> None:
-    """The two know the same Unicode: letters, digits, marks and blanks are cut the same way."""
+    """Both use the same Unicode version: letters, digits, marks and blanks are split equally."""
     surrogates = range(0xD800, 0xE000)
     for before, after in (("a", "b"), (" ", "1"), ("\n", " ")):
         text = "".join(

@@ -30,7 +30,7 @@ def test_the_table_is_tiktokens(monkeypatch: pytest.MonkeyPatch) -> None:
         assert known.pattern == theirs["pat_str"]
         assert known.special_tokens == theirs["special_tokens"]
         assert known.ranks_sha256 == hashes[known.name]
-    # Those that share ranks agree in what text and end-of-text become.
+    # Encodings with the same ranks give the same ids.
     for name, base in (("p50k_edit", "p50k_base"), ("o200k_harmony", "o200k_base")):
         theirs = openai_public.ENCODING_CONSTRUCTORS[name]()
         known = next(one for one in PUBLISHED if one.name == base)

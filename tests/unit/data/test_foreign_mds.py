@@ -22,7 +22,7 @@ SEQ_LEN = 16
 def write(
     folder: Path, rows: Any, encoding: str, column: str = "tokens", compression: str | None = None
 ) -> None:
-    """Rows as a peer's converter writes them, beside columns that no one asked for."""
+    """Samples as written by another converter, with additional columns."""
     columns = {"a_note": "str", column: encoding, "z_number": "int"}
     with streaming.MDSWriter(
         out=str(folder), columns=columns, compression=compression, size_limit=3000
@@ -131,7 +131,7 @@ def test_packed_shards(tmp_path: Path, data: Any) -> None:
 def test_a_tokenizer_that_nothing_describes(
     tmp_path: Path, data: Any, tiny_tokenizer: Path
 ) -> None:
-    """Its end-of-text id and its pattern would be guesses, also where the rows are given."""
+    """Its end-of-text id and its pattern are unknown, even if the ranks are known."""
     bare = tmp_path / "bare.tiktoken"
     shutil.copyfile(tiny_tokenizer, bare)
     write(tmp_path / "set", ids(30, SEQ_LEN + 1, "int32"), "bytes")

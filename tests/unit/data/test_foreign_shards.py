@@ -45,7 +45,7 @@ def write(
 def merged(
     folder: Path, compression: str | None, hashes: list[str] | None, parts: tuple[range, ...]
 ) -> None:
-    """Part folders joined by streaming's own `merge_index`."""
+    """Directories of parts joined by streaming's `merge_index`."""
     for number, part in enumerate(parts):
         write(folder / str(number), part, compression, hashes)
     merge_index(str(folder), keep_local=True)
@@ -123,7 +123,7 @@ def test_the_shared_joined_folders(tmp_path: Path, shared: Path, tiny_tokenizer:
 
 
 def test_one_shard_listed_twice_is_refused(tmp_path: Path, data: Any) -> None:
-    """An index joined without the folders of its shards."""
+    """An index joined without the directories of its shards."""
     merged(tmp_path / "set", None, None, EQUAL)
     shutil.copy(tmp_path / "set/0/shard.00000.mds", tmp_path / "set/shard.00000.mds")
 
@@ -148,7 +148,7 @@ def test_a_data_set_written_again_under_its_path(
     before = (tmp_path / "set/index.json").read_bytes()
     shutil.rmtree(tmp_path / "set")
     write(tmp_path / "set", range(40, 70), "gz", hashes)
-    if hashes is None:  # nothing but the time tells the two apart: the same index and sizes
+    if hashes is None:  # only the time differs: the same index and sizes
         packed = tmp_path / "set/shard.00000.mds.gz"
         edit(
             tmp_path / "set",
@@ -188,7 +188,7 @@ def test_the_cache_may_be_emptied_while_it_is_in_use(tmp_path: Path, data: Any) 
 
 
 def damage_packed(path: Path, hash: str) -> None:
-    """Replaces a packed shard by an intact one of other rows, as large as the index says."""
+    """Replaces a compressed shard by a valid one of the indexed size with other samples."""
     other = path.parent.parent / "other"
     write(other, range(100, 130), "gz", [hash])
     path.write_bytes((other / "shard.00000.mds.gz").read_bytes())
@@ -250,7 +250,7 @@ def test_every_shard_is_looked_for_at_once(tmp_path: Path, data: Any) -> None:
 def test_an_index_above_those_of_the_splits_is_refused(
     tmp_path: Path, data: Any, below: str
 ) -> None:
-    """A merge over all folders lists the validation samples beside those for training."""
+    """A merge over all directories lists the validation samples with those for training."""
     write(tmp_path / "set" / below, range(5))
     write(tmp_path / "set/other", range(5, 9))
     merge_index(str(tmp_path / "set"), keep_local=True)
@@ -350,7 +350,7 @@ def test_columns_that_hold_no_integers_are_refused(tmp_path: Path, data: Any) ->
 def test_the_index_of_our_own_data_sets_stays_in_its_folder(
     tiny_dataset: Path, tmp_path: Path
 ) -> None:
-    """A dataset that lies elsewhere must not write outside of its cache."""
+    """A remote dataset must not write outside of its cache."""
     origin = tmp_path / "origin"
     shutil.copytree(tiny_dataset, origin)
     outside = "../../outside.mds"

@@ -217,19 +217,19 @@ def test_check_fits(tiny_dataset: Path) -> None:
         stream(tiny_dataset, batch=1_000_000)
 
 
-def damaged(tiny_dataset: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(tiny_dataset, tmp_path / "damaged"))
+def corrupt_copy(tiny_dataset: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny_dataset, tmp_path / "corrupt"))
 
 
 def test_missing_shard(tiny_dataset: Path, tmp_path: Path) -> None:
-    data = damaged(tiny_dataset, tmp_path)
+    data = corrupt_copy(tiny_dataset, tmp_path)
     (data / "train/shard.00000.mds").unlink()
     with raises_error("shard.missing", "shard.00000.mds"):
         stream(data)
 
 
 def test_only_a_packed_shard(tiny_dataset: Path, tmp_path: Path) -> None:
-    data = damaged(tiny_dataset, tmp_path)
+    data = corrupt_copy(tiny_dataset, tmp_path)
     shard = data / "train/shard.00000.mds"
     shard.rename(shard.with_name("shard.00000.mds.zstd"))
     with raises_error("shard.missing", "shard.00000.mds.zstd"):
@@ -237,7 +237,7 @@ def test_only_a_packed_shard(tiny_dataset: Path, tmp_path: Path) -> None:
 
 
 def test_truncated_shard(tiny_dataset: Path, tmp_path: Path) -> None:
-    data = damaged(tiny_dataset, tmp_path)
+    data = corrupt_copy(tiny_dataset, tmp_path)
     shard = data / "val/shard.00000.mds"
     shard.write_bytes(shard.read_bytes()[:-10])
     with raises_error("shard.corrupt", "val/shard.00000.mds"):
@@ -246,7 +246,7 @@ def test_truncated_shard(tiny_dataset: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("keep", [0, 0.5])
 def test_damaged_index(tiny_dataset: Path, tmp_path: Path, keep: float) -> None:
-    data = damaged(tiny_dataset, tmp_path)
+    data = corrupt_copy(tiny_dataset, tmp_path)
     index = data / "train/index.json"
     index.write_bytes(index.read_bytes()[: int(keep * index.stat().st_size)])
     with raises_error("dataset.corrupt", "train/index.json"):
@@ -259,7 +259,7 @@ def test_no_data_set(tiny_dataset: Path, tmp_path: Path) -> None:
     (tmp_path / "p.yaml").write_text("")
     with raises_error("dataset.not_found", "p.yaml"):
         DatasetInfo.load(tmp_path / "p.yaml")
-    data = damaged(tiny_dataset, tmp_path)
+    data = corrupt_copy(tiny_dataset, tmp_path)
     (data / "dataset.json").write_text('{"format_version": 1')
     with raises_error("dataset.corrupt", "dataset.json"):
         stream(data)
@@ -272,7 +272,7 @@ def test_no_data_set(tiny_dataset: Path, tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_that_does_not_fit(tiny_dataset: Path, tmp_path: Path) -> None:
-    data = damaged(tiny_dataset, tmp_path)
+    data = corrupt_copy(tiny_dataset, tmp_path)
     path = data / "tokenizer.meta.json"
     meta = json.loads(path.read_bytes())
     path.write_text(json.dumps(meta | {"fingerprint": "0" * 64}))
@@ -313,7 +313,7 @@ def edit(file: Path, change: Callable[[Any], None]) -> None:
 def test_edited_description(
     tiny_dataset: Path, tmp_path: Path, change: Callable[[Any], None], message: str
 ) -> None:
-    data = damaged(tiny_dataset, tmp_path)
+    data = corrupt_copy(tiny_dataset, tmp_path)
     edit(data / "dataset.json", change)
     with raises_error(*message):
         DatasetInfo.load(data)
@@ -326,7 +326,7 @@ def _forget_a_subset(description: Any) -> None:
 
 
 def test_edits_that_only_the_rows_contradict(tiny_dataset: Path, tmp_path: Path) -> None:
-    data = damaged(tiny_dataset, tmp_path)
+    data = corrupt_copy(tiny_dataset, tmp_path)
     original = (data / "dataset.json").read_bytes()
     edit(data / "dataset.json", _forget_a_subset)
     with raises_error("shard.corrupt", "dataset.json"):
@@ -353,7 +353,7 @@ def test_edits_that_only_the_rows_contradict(tiny_dataset: Path, tmp_path: Path)
     ],
 )
 def test_edited_index(tiny_dataset: Path, tmp_path: Path, change: Callable[[Any], None]) -> None:
-    data = damaged(tiny_dataset, tmp_path)
+    data = corrupt_copy(tiny_dataset, tmp_path)
     edit(data / "train/index.json", lambda index: change(index["shards"][0]))
     for use in (stream, verify):
         with raises_error("dataset.corrupt", "train/index.json"):
@@ -361,7 +361,7 @@ def test_edited_index(tiny_dataset: Path, tmp_path: Path, change: Callable[[Any]
 
 
 def test_columns_of_another_row_length(tiny_dataset: Path, tmp_path: Path) -> None:
-    data = damaged(tiny_dataset, tmp_path)
+    data = corrupt_copy(tiny_dataset, tmp_path)
     wide = ["int", "int", "ndarray:uint16", "ndarray:uint16:65"]
     edit(data / "train/index.json", lambda i: i["shards"][0].update(column_encodings=wide))
     with raises_error("dataset.corrupt", "seq_len", "dataset.json"):
@@ -369,7 +369,7 @@ def test_columns_of_another_row_length(tiny_dataset: Path, tmp_path: Path) -> No
 
 
 def test_ids_beyond_the_vocabulary(tiny_dataset: Path, tmp_path: Path) -> None:
-    data = damaged(tiny_dataset, tmp_path)
+    data = corrupt_copy(tiny_dataset, tmp_path)
     shard = data / "train/shard.00000.mds"
     content = shard.read_bytes()
     everything = len(ShardReader(data / "train"))

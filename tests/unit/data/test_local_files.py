@@ -1,4 +1,4 @@
-"""Which files a folder, a glob or a list of paths means: links, spellings and odd names."""
+"""Files of a directory, a glob or a list of paths: links, spellings and unusual names."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def names(patterns: Sequence[str | Path]) -> list[str]:
 
 @pytest.fixture
 def linked(tmp_path: Path) -> Path:
-    """A corpus of three files, one of them in a folder that is a symbolic link."""
+    """A corpus of three files, one of them in a directory that is a symbolic link."""
     corpus = tmp_path / "corpus"
     write(corpus / "a.jsonl", "a")
     write(corpus / "real/b.jsonl", "b")
@@ -105,10 +105,10 @@ def test_what_is_no_file_is_named(
     (tmp_path / "in/c.jsonl").symlink_to("c.jsonl")
     os.mkfifo(tmp_path / "in/d.jsonl")
     assert names([pattern.format(tmp_path / "in")])[0].endswith(f"{tmp_path}/in/a.jsonl")
-    said = capsys.readouterr().err
-    assert f"{tmp_path}/in/b.jsonl (a broken link to nowhere.jsonl)" in said
-    assert f"{tmp_path}/in/c.jsonl (a broken link to c.jsonl)" in said
-    assert f"{tmp_path}/in/d.jsonl (not a regular file)" in said
+    messages = capsys.readouterr().err
+    assert f"{tmp_path}/in/b.jsonl (a broken link to nowhere.jsonl)" in messages
+    assert f"{tmp_path}/in/c.jsonl (a broken link to c.jsonl)" in messages
+    assert f"{tmp_path}/in/d.jsonl (not a regular file)" in messages
     with raises_error("source.broken_link", "b.jsonl", "nowhere.jsonl"):
         find_inputs([str(tmp_path / "in/b.jsonl")])
 
@@ -139,10 +139,10 @@ def test_one_file_under_several_spellings_is_read_once(
     (linked / "other.jsonl").symlink_to("a.jsonl")
     spellings = ["a.jsonl", f"{linked}/a.jsonl", "./a.jsonl", "real/../a.jsonl", "other.jsonl"]
     assert names([*spellings, f"file://{linked}/a.jsonl"]) == ["a.jsonl"]
-    said = capsys.readouterr().err
-    assert f"{linked}/a.jsonl (as a.jsonl)" in said
-    assert "other.jsonl (as a.jsonl)" in said
-    assert "listed twice and read once" in said
+    messages = capsys.readouterr().err
+    assert f"{linked}/a.jsonl (as a.jsonl)" in messages
+    assert "other.jsonl (as a.jsonl)" in messages
+    assert "listed twice and read once" in messages
     assert names([f"file://{linked}/a.jsonl", f"file://localhost{linked}/a.jsonl"][:1]) == [
         f"file://{linked}/a.jsonl"
     ]
@@ -167,8 +167,8 @@ def test_held_out_files_are_known_under_any_spelling(
     )
     found = [(Path(source.name).name, split) for source, split in find_splits(wanted)]
     assert found == [("a.jsonl", "train"), ("c.jsonl", "train"), ("b.jsonl", "val")]
-    said = capsys.readouterr().err
-    assert f"{linked}/real/b.jsonl (as file://{linked}/held/b.jsonl) is held out" in said
+    messages = capsys.readouterr().err
+    assert f"{linked}/real/b.jsonl (as file://{linked}/held/b.jsonl) is held out" in messages
 
 
 def test_a_text_file_of_a_folder_can_be_held_out(tmp_path: Path, config: Config) -> None:

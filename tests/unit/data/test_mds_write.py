@@ -1,4 +1,4 @@
-"""Our writer against the library's own, byte for byte, and our reader of whole shards."""
+"""The MDS writer compared with the library's byte for byte, and the reader of complete shards."""
 
 import json
 from pathlib import Path
@@ -88,8 +88,8 @@ def test_a_shard_is_read_back(tmp_path: Path, seq_len: int, dtype: str, count: i
     assert np.array_equal(found.tokens[:, -1], rows.ids[seq_len::seq_len])
     assert shard_entry(path, count, found.sha256, seq_len, dtype) == entry
     content = path.read_bytes()
-    for damaged in (content[:-1], content + b"x", b"", content[:3]):
-        path.write_bytes(damaged)
+    for corrupt in (content[:-1], content + b"x", b"", content[:3]):
+        path.write_bytes(corrupt)
         with raises_error("shard.corrupt", "shard.00003.mds"):
             read_shard(path, seq_len, dtype)
 

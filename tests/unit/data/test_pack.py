@@ -96,8 +96,8 @@ def test_finished_shards_are_not_written_again(
     with pytest.raises(KeyboardInterrupt):
         prepare(wanted)
     inside = wanted.out / ".prep/pack/train"
-    damaged = inside / written[2]
-    damaged.write_bytes(damaged.read_bytes()[:-5])  # a disk that lost its end
+    corrupt = inside / written[2]
+    corrupt.write_bytes(corrupt.read_bytes()[:-5])  # a disk that lost its end
     again: list[str] = []
 
     def noted(path: Path, rows: Any) -> Any:
@@ -106,7 +106,7 @@ def test_finished_shards_are_not_written_again(
 
     monkeypatch.setattr(pack, "write_shard", noted)
     prepare(wanted)
-    assert set(again) & set(written) == {damaged.name}
+    assert set(again) & set(written) == {corrupt.name}
     assert hashes(wanted.out) == hashes(undisturbed.out)
 
 
@@ -210,7 +210,7 @@ def test_mixing_takes_whole_copies_and_a_share_by_hash(
     assert {times[text] for text in once if text[0] == "b"} == {0, 1}
     thrice = sum(times[text] == 3 for text in once if text[0] == "a")
     assert 0.4 < thrice / sum(text[0] == "a" for text in once) < 0.6
-    # Pass after pass: each is the corpus in its order, without what that pass omits.
+    # Each pass is the corpus in order, without the documents that it omits.
     position = [once.index(text) for text in found]
     passes = np.split(position, np.flatnonzero(np.diff(position) <= 0) + 1)
     assert len(passes) == 3

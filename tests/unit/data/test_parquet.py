@@ -1,4 +1,4 @@
-"""Rows of parquet files: only what is needed is read, and a bad value is its row's alone."""
+"""Parquet files: only required columns are read, and an invalid value affects only its record."""
 
 import json
 from collections.abc import Callable
@@ -90,8 +90,8 @@ def test_a_tokenizer_is_trained_on_the_other_rows(
 ) -> None:
     result = train_bpe([str(bad_text)], 270, tmp_path / "t.tiktoken")
     assert result["documents"] == 39
-    said = capsys.readouterr().err
-    assert f"omitted {bad_text}: row 10: 'text' has invalid UTF-8: byte 0xe9" in said
+    messages = capsys.readouterr().err
+    assert f"omitted {bad_text}: row 10: 'text' has invalid UTF-8: byte 0xe9" in messages
 
 
 @pytest.mark.parametrize("kind", [pyarrow.large_string(), pyarrow.string_view(), "dictionary"])

@@ -1,4 +1,4 @@
-"""Preparation end to end: what is written, from what, and what happens when it is disturbed."""
+"""Preparation end to end: output, input and interruptions."""
 
 import json
 import shutil
@@ -396,7 +396,7 @@ def test_a_fraction_that_holds_out_nothing_is_told(
 
 
 def test_a_full_disk_is_told_and_leaves_nothing(config: Callable[..., PrepConfig]) -> None:
-    """No file may grow: what a full disk is like, from the first byte on."""
+    """Limits the file size to zero, which behaves like a full disk."""
     wanted = config()
     code = (
         "import resource, sys\n"

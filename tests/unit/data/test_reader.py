@@ -1,4 +1,5 @@
-"""RecordSchema: every packing of the same lines gives the same documents; damage is named."""
+"""RecordSchema: all compressions of the same lines give the same documents; errors name the
+line."""
 
 import gzip
 import json

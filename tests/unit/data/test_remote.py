@@ -1,4 +1,4 @@
-"""Datasets that lie elsewhere, served here by a folder and by a web server of this machine."""
+"""Remote datasets, served by a directory and by a local web server."""
 
 import gc
 import multiprocessing
@@ -190,7 +190,7 @@ def test_bytes_that_are_not_the_index_s_are_never_kept(
 
 
 def read_on(config: DataConfig, limit: int, seed: int) -> None:
-    """Reads the whole set at random, several times over, as one rank of many would."""
+    """Reads the complete dataset in random order several times, as one of many ranks."""
     cache = remote.ShardCache(str(config.remote), config.path, limit)
     rows = cache.rows(cache.open(), "train")
     for number in np.random.default_rng(seed).integers(0, len(rows), 150).tolist():
@@ -198,7 +198,7 @@ def read_on(config: DataConfig, limit: int, seed: int) -> None:
 
 
 def test_readers_that_are_killed_leave_nothing_in_the_way(far: Path, tmp_path: Path) -> None:
-    """Three readers in one folder with room for six shards; one dies at some moment."""
+    """Three readers in one directory with space for six shards; one is killed."""
     config = data(far, tmp_path / "cache")
     largest = max(shard.raw_data.bytes for shard in read_index(far / "train"))
     context = multiprocessing.get_context("spawn")

@@ -49,7 +49,7 @@ def test_text_marks_borders_and_padding(data: Path) -> None:
     text = samples_text(show_samples(data, "train", 0, rows))
     assert "[document 0 · A · " in text
     assert "def one(): pass⏎" in text
-    assert "[red]" in text  # read as it stands
+    assert "[red]" in text  # printed literally
     assert "continued from the previous sample" in text
     assert "ids of padding, not trained on]" in text
 

@@ -1,4 +1,4 @@
-"""Many processes, each with its slice of the files, and the merge of what they leave."""
+"""Several processes, each with a slice of the files, and the merge of their output."""
 
 import os
 import shutil
@@ -70,7 +70,7 @@ def test_folders_of_their_own(
     assert merge(out, outs) == expected
     assert hashes(out) == hashes(alone.out)
     assert verify(out)["verified"]
-    assert (outs[0] / ".prep/parts/00000").is_dir()  # left alone: they are the user's
+    assert (outs[0] / ".prep/parts/00000").is_dir()  # kept: they belong to the user
     assert merge(out, outs) == expected  # again: it is complete, and made of these
     other = config(**source, executor="rank", out=tmp_path / "other", seq_len=16)
     here(other, 0, monkeypatch)
@@ -234,7 +234,7 @@ def test_a_ray_cluster(config: Config, source: dict[str, Any], tmp_path: Path) -
     assert hashes(wanted.out) == hashes(alone.out)
     shutil.copy(source["source"]["paths"][0], tmp_path / "in/00.whole")
     Path(source["source"]["paths"][0]).write_bytes(b"\x28\xb5\x2f\xfd cut off")
-    result = through_ray(True, str(yaml), f"out={tmp_path / 'damaged'}")
+    result = through_ray(True, str(yaml), f"out={tmp_path / 'corrupt'}")
     assert result.returncode == 2
     assert "00.jsonl.zst" in result.stderr
     assert "Traceback" not in result.stderr

@@ -1,4 +1,4 @@
-"""Where a corpus may lie: folders of texts, URLs, Hub datasets; and which of its subsets count."""
+"""Sources of a corpus: directories of texts, URLs, Hub datasets; and the selection of subsets."""
 
 import gzip
 import json
@@ -226,7 +226,8 @@ def test_a_missing_file_system_is_named() -> None:
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A local folder in the shape of a Hub dataset: three shards to train, one to validate."""
+    """A local directory in the format of a Hub dataset: three training shards, one for
+    validation."""
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "hub"
     folder.mkdir()
@@ -324,10 +325,10 @@ def test_subsets_can_be_left_out(
     result = prepare(wanted)
     assert (result["documents"], result["subsets"]) == (2, ["ArXiv", "Wikipedia (en)"])
     assert DatasetInfo.load(wanted.out).sources[0].excluded == 2
-    said = capsys.readouterr().err
-    assert "no document is in 'wikipedia (en)'; did you mean 'Wikipedia (en)'?" in said
-    assert "no document is in 'BookCorpus2'" in said
-    assert "'Books3'" not in said
+    messages = capsys.readouterr().err
+    assert "no document is in 'wikipedia (en)'; did you mean 'Wikipedia (en)'?" in messages
+    assert "no document is in 'BookCorpus2'" in messages
+    assert "'Books3'" not in messages
     only = {"include": "ArXiv"}
     wanted = config({"paths": [str(shard)], "subsets": only}, out=tmp_path / "only")
     assert prepare(wanted)["subsets"] == ["ArXiv"]
@@ -367,8 +368,8 @@ def test_a_mismatch_sends_the_whole_file_to_tiktoken(
     monkeypatch.setattr(GigatokenEncoder, "encode", wrong)
     wanted = config({"paths": [str(tiny_corpus)]})
     assert prepare(wanted) == good
-    said = capsys.readouterr().err
-    assert "00.jsonl: the ids that gigatoken gives for line" in said
+    messages = capsys.readouterr().err
+    assert "00.jsonl: the ids that gigatoken gives for line" in messages
     mismatches = [s.backend_mismatches for s in DatasetInfo.load(wanted.out).sources]
     assert mismatches == [1, 0]
 

@@ -44,6 +44,6 @@ def test_a_complete_corpus_is_left_alone(tmp_path: Path) -> None:
     before = shard.stat().st_mtime_ns
     assert write_stdlib_corpus(tmp_path, shards=1, max_bytes=300_000) == first
     assert shard.stat().st_mtime_ns == before
-    shard.write_bytes(b"damaged")
+    shard.write_bytes(b"corrupt")
     write_stdlib_corpus(tmp_path, shards=1, max_bytes=300_000)
     assert shard.stat().st_size == first["files"]["train-00.jsonl.zst"]

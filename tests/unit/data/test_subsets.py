@@ -1,4 +1,4 @@
-"""Where records name their subset, and what happens where none of them does."""
+"""Location of the subset name in records, and behavior if no record has one."""
 
 import json
 from collections.abc import Callable
@@ -140,8 +140,8 @@ def test_no_record_names_a_subset(
 ) -> None:
     path = nameless(tmp_path / "a.jsonl")
     assert prepare(config(source={"paths": [str(path)]}))["subsets"] == [NO_SUBSET]
-    said = capsys.readouterr().err
-    assert "none of 3 records has a subset name at source.subset_key=meta.pile_set_name" in said
+    messages = capsys.readouterr().err
+    assert "none of 3 records has a subset name at source.subset_key=meta.pile_set_name" in messages
 
 
 @pytest.mark.parametrize("executor", ["local", "rank"])
@@ -246,12 +246,12 @@ def test_something_that_is_no_name_is_reported(
     records = [{"text": "x", "meta": {"pile_set_name": name}} for name in ("Alpha", value, value)]
     path = jsonl(tmp_path / "a.jsonl", *records)
     assert prepare(config(source={"paths": [str(path)]}))["subsets"] == ["Alpha", NO_SUBSET]
-    said = capsys.readouterr().err
+    messages = capsys.readouterr().err
     assert (
         "warning: 2 records have an invalid subset name at source.subset_key=meta.pile_set_name"
-        in said
+        in messages
     )
-    assert f"the first is {path}:2: {kind}" in said
+    assert f"the first is {path}:2: {kind}" in messages
 
 
 def test_a_number_as_subset_of_every_row(
@@ -260,13 +260,13 @@ def test_a_number_as_subset_of_every_row(
     path = parquet(tmp_path / "a.parquet", source=list(range(5)))
     keys = {"paths": [str(path)], "subset_key": "source"}
     prepare(config(source=keys))
-    said = capsys.readouterr().err
-    assert f"the first is {path}: row 1: a number" in said
-    assert "none of 5 records has a subset name at source.subset_key=source:" in said
+    messages = capsys.readouterr().err
+    assert f"the first is {path}: row 1: a number" in messages
+    assert "none of 5 records has a subset name at source.subset_key=source:" in messages
 
 
 def test_parts_of_an_earlier_version_are_looked_at_again(tmp_path: Path, config: Config) -> None:
-    """That version found no subset in a flat key, so its parts say that there is none."""
+    """That version found no subset in a flat key, so its parts have none."""
     flat, plain = (
         as_flat_key(tmp_path / "a.jsonl"),
         jsonl(tmp_path / "b.jsonl", {"text": "x", "meta": {"pile_set_name": "Gamma"}}),

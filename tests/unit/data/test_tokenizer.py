@@ -1,4 +1,4 @@
-"""Tokenizers: tiktoken's own, trained ones, and what cannot be loaded."""
+"""Tokenizers: tiktoken's, trained ones, and invalid files."""
 
 import base64
 import hashlib
@@ -60,7 +60,7 @@ def test_training_is_deterministic(tiny_corpus: Path, tiny_tokenizer: Path, tmp_
 
 
 def test_training_describes_what_it_writes(tiny_tokenizer: Path) -> None:
-    """Nothing about the file has to be guessed, and its fingerprint is what it always was."""
+    """All properties of the file are known, and its fingerprint is unchanged."""
     meta = json.loads(tiny_tokenizer.with_suffix(".meta.json").read_bytes())
     assert meta["pattern"] == O200K_PATTERN
     assert meta["special_tokens"] == {END_OF_TEXT: 600}
@@ -98,7 +98,7 @@ def test_too_little_text(
 
 
 def test_where_nothing_can_be_written(tiny_corpus: Path, tmp_path: Path) -> None:
-    """Told before a text is read: the corpus named here is not even there."""
+    """Reported before a text is read: this corpus does not exist."""
     (tmp_path / "file").write_text("")
     for out, reason in [
         (tmp_path, ("output.not_writable",)),

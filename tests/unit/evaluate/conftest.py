@@ -1,4 +1,4 @@
-"""Real checkpoints of small random models in run folders of their own, on the tiny dataset."""
+"""Real checkpoints of small random models in separate run directories, on the tiny dataset."""
 
 import socket
 from collections.abc import Callable
@@ -24,7 +24,8 @@ STEP = 20
 def write_run(
     run_dir: Path, data: Path, kind: str, spread: float = 0.1, seq_len: int | None = None
 ) -> Path:
-    """A run folder with one checkpoint; weights far from uniform predictions, so scores differ."""
+    """A run directory with one checkpoint; its predictions are far from uniform, so scores
+    differ."""
     info = DatasetInfo.load(data)
     model_config = {
         "d_model": 16,
@@ -65,7 +66,7 @@ def write_run(
 
 @pytest.fixture(scope="session")
 def runs(tiny_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One run folder for each kind of input embedding; tests may add evaluations to them."""
+    """One run directory per kind of input embedding; tests may add evaluations to them."""
     root = tmp_path_factory.mktemp("runs")
     return {kind: write_run(root / kind, tiny_dataset, kind) for kind in ("tied", "leviathan")}
 
@@ -89,7 +90,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def make_run(tmp_path: Path) -> Callable[..., Path]:
-    """Writes a run folder that a test may damage."""
+    """Writes a run directory that a test may modify."""
 
     def make(data: Path, kind: str = "tied", name: str = "run") -> Path:
         return write_run(tmp_path / name, data, kind)

@@ -1,4 +1,4 @@
-"""The evaluation commands as a script uses them, and the report that reads what they left."""
+"""The evaluation commands as used in scripts, and the report on their results."""
 
 import json
 import shutil
@@ -34,7 +34,7 @@ def test_from_commands_to_the_report(
         for command in (("perplexity", run, tiny_dataset, "--json"), ("eval", run, *evaluation)):
             done = leviathan(*command)
             assert done.returncode == 0, done.stderr
-            json.loads(done.stdout)  # one object and nothing else on standard output
+            json.loads(done.stdout)  # one object on standard output and nothing else
     strata = tmp_path / "strata"
     done = leviathan("frequency", *runs, "--data", tiny_dataset, "--out", strata, "--json")
     pairs = json.loads(done.stdout)["pairs"]

@@ -1,4 +1,4 @@
-"""Loss by training frequency: nothing lost, nothing counted twice, pairs on the same targets."""
+"""Loss by training frequency: every target counts once; pairs have the same targets."""
 
 import json
 from collections.abc import Callable
@@ -45,9 +45,9 @@ def test_pairs_come_from_the_filed_sums(result: dict, runs: dict[str, Path]) -> 
 
 
 def test_every_document_is_there(runs: dict[str, Path], result: dict, tiny_dataset: Path) -> None:
-    strata = FrequencyBuckets.load(next(runs["tied"].glob("evaluation/*/frequency.npz")))
+    buckets = FrequencyBuckets.load(next(runs["tied"].glob("evaluation/*/frequency.npz")))
     documents = DatasetInfo.load(tiny_dataset).split("val").documents
-    np.testing.assert_array_equal(strata.documents, np.arange(documents))
+    np.testing.assert_array_equal(buckets.documents, np.arange(documents))
 
 
 def test_same_model_has_no_difference(runs: dict[str, Path], tiny_dataset: Path) -> None:

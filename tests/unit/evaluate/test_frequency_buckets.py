@@ -18,7 +18,9 @@ from leviathan.evaluate.frequency_buckets import (
 from leviathan.evaluate.intervals import over_documents
 
 
-def strata(nats: np.ndarray, tokens: np.ndarray, identity: str = "val of x") -> FrequencyBuckets:
+def buckets_of(
+    nats: np.ndarray, tokens: np.ndarray, identity: str = "val of x"
+) -> FrequencyBuckets:
     """Documents × buckets, the same on both scales."""
     return FrequencyBuckets(
         np.arange(len(nats)),
@@ -54,7 +56,7 @@ def test_paired_difference_by_hand() -> None:
     tokens[:, 1], tokens[:3, 2] = 10, [2, 3, 5]
     base, other = np.zeros((12, width)), np.zeros((12, width))
     other[:, 1], other[:3, 2] = np.arange(12) - 6.0, [-1.0, -3.0, 1.0]
-    result = paired_difference(strata(base, tokens), strata(other, tokens))
+    result = paired_difference(buckets_of(base, tokens), buckets_of(other, tokens))
     rows = result["absolute"]
     empty = {"difference": None, "low": None, "high": None, "documents": 0, "no_interval": None}
     assert rows[0] == {"bucket": "0", **empty}
@@ -79,7 +81,7 @@ def test_below_ten_documents_there_is_no_interval(documents: int) -> None:
     width = len(BUCKETS["absolute"])
     tokens = np.full((documents, width), 7)
     gain = np.random.default_rng(0).normal(size=(documents, width))
-    result = paired_difference(strata(gain * 0, tokens), strata(gain, tokens))
+    result = paired_difference(buckets_of(gain * 0, tokens), buckets_of(gain, tokens))
     for row in (*result["absolute"], *result["relative"], result["all"]):
         assert (row["low"] is None) == (documents < 10)
         assert (row["no_interval"] is None) == (documents == 10)
@@ -102,16 +104,16 @@ def test_interval_covers_the_truth_about_as_often_as_it_says(documents: int, hea
 
 def test_other_targets_cannot_be_paired() -> None:
     tokens = np.ones((2, len(BUCKETS["absolute"])), dtype=np.int64)
-    first = strata(tokens * 1.0, tokens)
+    first = buckets_of(tokens * 1.0, tokens)
     with raises_error("frequency.other_targets", "val of x"):
-        paired_difference(first, strata(tokens * 1.0, tokens, "val of y"))
+        paired_difference(first, buckets_of(tokens * 1.0, tokens, "val of y"))
     with raises_error("frequency.other_targets", "val of x"):
-        paired_difference(first, strata(tokens * 1.0, tokens + 1))
+        paired_difference(first, buckets_of(tokens * 1.0, tokens + 1))
 
 
 def test_saved_and_read_back(tmp_path: Path) -> None:
     tokens = np.arange(16).reshape(2, 8)
-    strata(tokens * 0.5, tokens).save(tmp_path / "a.npz")
+    buckets_of(tokens * 0.5, tokens).save(tmp_path / "a.npz")
     read = FrequencyBuckets.load(tmp_path / "a.npz")
     assert read.identity == "val of x"
     for scale in SCALES:

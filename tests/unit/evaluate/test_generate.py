@@ -45,7 +45,7 @@ def test_stop(runs: dict[str, Path]) -> None:
 def test_what_does_not_fit_is_reported(
     runs: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A prompt keeps its tokens; one that fills the context of 32 alone loses counted ones."""
+    """A prompt keeps its tokens; one that fills the context of 32 is truncated and counted."""
     encode = open_checkpoint(runs["tied"]).tokenizer.encode
     prompts = ["def wrap(text", "x = " * 40, "a"]
     result = generate_texts(runs["tied"], prompts, 100, batch_size=3)
@@ -66,7 +66,7 @@ def test_what_does_not_fit_is_reported(
     printed = capsys.readouterr().err
     assert f"truncated from the left, by a total of {lengths[1] - 16:,} tokens" in printed
     assert "3 generation(s) were capped" in printed
-    # Nor does a long prompt beside it take anything from a short one.
+    # A long prompt in the same batch does not shorten a short one.
     alone = generate_texts(runs["tied"], prompts[2:], 100)["completions"][0]
     assert (last["text"], last["tokens"]) == (alone["text"], alone["tokens"])
     assert not capsys.readouterr().err.count("truncated")

@@ -1,4 +1,4 @@
-"""Log-likelihoods as lm-eval asks for them, against one plain forward pass a request."""
+"""Log-likelihoods as requested by lm-eval, compared with one plain forward pass per request."""
 
 import json
 import math
@@ -179,11 +179,11 @@ def test_no_prompt_is_truncated_to_fit_the_new_tokens(
     }
     assert encoded[prompts[0]] in seen
     assert encoded[prompts[1]] in seen
-    assert encoded[prompts[2]][-16:] in seen  # alone it fills the context: half of that is kept
+    assert encoded[prompts[2]][-16:] in seen  # it fills the context: half of it is kept
     counts = model.truncation["task"]
     assert (counts.contexts, counts.capped_generations) == (1, 3)
     assert counts.tokens == len(encoded[prompts[2]]) - 16
-    # Each is what the model gives for that prompt alone, up to the end of the context.
+    # Each equals the output of the model for that prompt, up to the end of the context.
     for text, found in zip(prompts[:2], made[:2], strict=True):
         ids = list(encoded[text])
         while len(ids) < 32:

@@ -39,7 +39,7 @@ def test_observations_that_agree_exactly_say_nothing_of_their_noise() -> None:
     )
     assert over_documents(np.full(20, 3.0), np.full(20, 6.0)).no_interval is not None
     assert over_seeds([0.1] * 5)[0].no_interval is not None
-    assert no_standard_error(200, 0.0) is not None  # no sample right: 0 ± 0 is no certainty
+    assert no_standard_error(200, 0.0) is not None  # no correct sample: 0 ± 0 is not certain
     assert no_standard_error(None, 0.01) is None
 
 

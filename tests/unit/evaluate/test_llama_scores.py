@@ -1,4 +1,4 @@
-"""Llama folders whose bos is not eos: scores and text start from bos, as in lm-eval's `hf`."""
+"""Llama directories whose bos is not eos: scores and text start from bos, as in lm-eval's `hf`."""
 
 import shutil
 from pathlib import Path
@@ -68,7 +68,7 @@ def test_scores_are_those_of_lm_evals_own_model(
     ):
         assert own == pytest.approx(other, abs=TOLERANCE)
         assert greedy == other_greedy
-    # Before a whole text lm-eval puts the prefix itself; the tokenizer's own would be a second one.
+    # lm-eval adds the prefix before a full text; that of the tokenizer would be a second one.
     theirs.add_bos_token = False
     try:
         texts = requests("loglikelihood_rolling", [(text,) for text in TEXTS])

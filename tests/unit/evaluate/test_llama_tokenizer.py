@@ -1,4 +1,4 @@
-"""Tokenizers of Llama folders: the ids that transformers gives, or a refusal that names why."""
+"""Tokenizers of Llama directories: the ids of transformers, or an error that names the reason."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ from leviathan.data.id_comparison import comparison_texts
 from leviathan.data.tokenizer import END_OF_TEXT
 from leviathan.evaluate.llama_tokenizer import read_llama_tokenizer
 
-# Shape → what a refusal must name; None: it is accepted.
+# format → names in the error; None: it is accepted
 OUTCOMES: dict[str, list[str] | None] = {
     "llama3": None,
     "gpt_neox": ["normalizer", "NFC", "pre_tokenizer"],

@@ -112,7 +112,7 @@ def test_stride_scores_each_token_once_after_more_text(
     stream = np.concatenate([tokens[0], *(row[1:] for row in tokens[1:])]).astype(np.int64)
     model, _, _ = load_model(run)
     nats, count, length = 0.0, len(stream) - 1, 32
-    for place in range(count):  # what is scored at this place, and the window that it ends in
+    for place in range(count):  # the scored target at this position, and the window that ends there
         end = length if place < length else length + -(-(place + 1 - length) // stride) * stride
         end = min(end, count)
         start = max(0, end - length)

@@ -1,4 +1,4 @@
-"""Text that comes in pieces of tokens: whole characters, and nothing of a stop string."""
+"""Text from single tokens: only complete characters, and no part of a stop string."""
 
 from pathlib import Path
 

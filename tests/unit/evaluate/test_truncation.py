@@ -1,4 +1,4 @@
-"""Prompts and new tokens in one context: what is kept, what is capped, what is counted."""
+"""Prompts and new tokens in one context: truncated, capped and counted tokens."""
 
 from hypothesis import given
 from hypothesis import strategies as st

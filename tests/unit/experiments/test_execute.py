@@ -52,8 +52,8 @@ def test_run_resume_and_report(tmp_path: Path, tiny_dataset: Path, capsys) -> No
     }
     path = tiny(tmp_path, tiny_dataset, arms)
     plan = run_experiment(load_experiment(path))
-    said = capsys.readouterr().err
-    assert "1/2 tied-s1234: 4/4 validation loss" in said
+    messages = capsys.readouterr().err
+    assert "1/2 tied-s1234: 4/4 validation loss" in messages
     assert plan["left"]["runs"] == 0
     for run in plan["runs"]:
         evaluation = Path(run["run_dir"]) / "evaluation" / "step-00000004"

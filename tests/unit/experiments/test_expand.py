@@ -9,7 +9,7 @@ import pytest
 import yaml
 from errors import raises_error
 
-from leviathan.config.experiment import dotted
+from leviathan.config.identity import flatten
 from leviathan.config.load import load_config
 from leviathan.config.schema import RunConfig
 from leviathan.errors import ConfigError
@@ -26,7 +26,7 @@ SMALL = ROOT / "configs" / "run" / "small.yaml"
 
 @pytest.fixture
 def write(tmp_path: Path):
-    """Writes an experiment over the small run; fields given replace or add to it."""
+    """Writes an experiment on the small run; the given fields replace or extend it."""
 
     def write(**fields) -> Path:
         experiment = {
@@ -73,7 +73,7 @@ def test_arms_differ_in_their_embedding_alone(write):
     tied, leviathan = load_experiment(write()).runs
     assert tied.baseline
     assert not leviathan.baseline
-    here, there = (dotted(run.config.model_dump(mode="json")) for run in (tied, leviathan))
+    here, there = (flatten(run.config.model_dump(mode="json")) for run in (tied, leviathan))
     differing = {key for key in here | there if here.get(key) != there.get(key)}
     assert {key for key in differing if not key.startswith("model.embedding.")} == {"run_dir"}
 
@@ -205,7 +205,7 @@ def test_emit_writes_a_launch_a_run(write, tmp_path):
 
 
 def test_emitted_scripts_take_every_name_as_it_is(write, tmp_path):
-    """Of a hostile title, arm and folder nothing is executed."""
+    """Titles, arms and directories with shell syntax are not executed."""
     place = tmp_path / "$(touch harm) `touch harm`; touch harm & 'x' \"y\""
     arms = {"tied": {"model.embedding.kind": "tied"}, "a\ntouch harm\n$(touch harm)": None}
     path = write(launch="launcher --n 2", arms=arms, title="T\ntouch harm", out=str(place / "out"))

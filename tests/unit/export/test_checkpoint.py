@@ -63,7 +63,7 @@ def run(tmp_path, tiny_tokenizer, monkeypatch, request) -> RunConfig:
 
 @pytest.mark.parametrize("run", [5], indirect=True)
 def test_another_converter_s_end_of_text_is_the_export_s(run, tmp_path):
-    """Documents that ended with an ordinary id: what generates or scores must use that one."""
+    """Documents that end with an ordinary id, which generation and scoring must use."""
     from transformers import AutoTokenizer
 
     out = tmp_path / "llama"

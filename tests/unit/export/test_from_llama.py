@@ -1,4 +1,4 @@
-"""A Llama folder back to a native checkpoint: nothing is lost."""
+"""A Llama directory back to a native checkpoint without loss."""
 
 import json
 import shutil
@@ -49,7 +49,7 @@ def test_there_and_back(tiny_tokenizer, tmp_path, kind):
     again = load_tokenizer(resolve_valid(run))
     assert (again.fingerprint, again.name) == (tokenizer.fingerprint, tokenizer.name)
 
-    # The second folder has the very weights of the first.
+    # The second directory has the same weights as the first.
     export(run, second, verify=True)
     weights = {}
     for file in first.glob("*.safetensors"):

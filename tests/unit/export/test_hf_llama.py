@@ -1,7 +1,8 @@
-"""Export: what transformers makes of the folder is what the native model is."""
+"""Export: transformers computes the same results as the native model."""
 
 import json
 import math
+import socket
 from pathlib import Path
 
 import pytest
@@ -334,7 +335,8 @@ def test_an_earlier_export_is_replaced_and_nothing_else(make, tokenizer, tmp_pat
     out = tmp_path / "out"
     export_model(model, config, tokenizer, {}, out)
     (out / "stale").write_text("from the first export")
-    killed = tmp_path / ".out.writing-999999999"  # no process has this number
+    # no process has this number
+    killed = tmp_path / f".out.{socket.gethostname()[:64]}-999999999-1.tmp"
     killed.mkdir()
     export_model(model, config, tokenizer, {}, out)
     assert not (out / "stale").exists()

@@ -111,13 +111,13 @@ def test_an_imported_checkpoint_is_described_without_a_training(
 
 
 def test_weights_that_are_not_finite_are_refused(source: Path, tmp_path: Path) -> None:
-    damaged = changed_weights(
+    corrupt = changed_weights(
         source, tmp_path / "nan", lambda w: w["model.norm.weight"].fill_(math.nan)
     )
     with raises_error("checkpoint.not_finite", "model.norm.weight"):
-        import_llama(damaged, tmp_path / "run")
+        import_llama(corrupt, tmp_path / "run")
     with raises_error("checkpoint.not_finite", "model.norm.weight"):
-        open_checkpoint(damaged).load()
+        open_checkpoint(corrupt).load()
     assert not (tmp_path / "run").exists() or not list((tmp_path / "run").iterdir())
 
 

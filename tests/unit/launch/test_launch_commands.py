@@ -141,7 +141,8 @@ def test_the_command_shows_and_refuses(tmp_path):
     assert shlex.split(profiled)[-3:] == ["--profile", "steps=3-4", "--memory-snapshot"]
     assert "expected steps=FIRST-LAST" in invoke("--dry-run", "--profile", "3-4")
     assert "#SBATCH --requeue" in invoke("--launcher", "slurm", "--dry-run", "--ranks", "2")
-    assert "cannot be spread over 64" in invoke("--hostfile", str(tmp_path / "many"), "--dry-run")
+    refused = invoke("--hostfile", str(tmp_path / "many"), "--dry-run")
+    assert "over 64 data-parallel ranks" in refused
     assert "expected one of deepspeed" in invoke("--launcher", "mpi")
     assert "expected pdsh or ssh" in invoke("--remote", "rsh")
     assert "train.stepz" in invoke("train.stepz=5")

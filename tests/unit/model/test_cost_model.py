@@ -112,10 +112,10 @@ def test_the_command():
     run = ["params", str(CONFIGS / "run/pile_1.2b.yaml"), "--world-size", "64", "--json"]
     result = CliRunner().invoke(app, run)
     assert result.exit_code == 0, result.output
-    said = json.loads(result.stdout.splitlines()[-1])
-    assert said["params"]["total"] == 1_217_981_568
-    assert said["layouts"].keys() == {"as configured", "recommended"}
-    for layout in said["layouts"].values():
+    report = json.loads(result.stdout.splitlines()[-1])
+    assert report["params"]["total"] == 1_217_981_568
+    assert report["layouts"].keys() == {"as configured", "recommended"}
+    for layout in report["layouts"].values():
         parts = {k: v for k, v in layout["memory"].items() if k != "total"}
         assert layout["memory"]["total"] == sum(parts.values())
         assert 0 < layout["communication_share"] < 1

@@ -31,7 +31,7 @@ def test_sizes_by_hand():
     assert (whole.embedding, whole.rest) == (TABLE, TABLE + NORM)
     half = sizes(model(), 2)  # matrices and tables are cut, norms are not
     assert (half.block, half.embedding, half.rest) == (512 + 16, TABLE // 2, TABLE // 2 + NORM)
-    assert half.whole == 3 * 16 + NORM
+    assert half.replicated == 3 * 16 + NORM
     tied = sizes(model("tied"), 1)
     assert (tied.embedding, tied.rest) == (0, TABLE + NORM)
 
@@ -43,7 +43,7 @@ def test_sizes_are_the_models(kind):
     ).model
     assert sizes(config, 1).total == count_params(config).total
     half = sizes(config, 2)
-    assert 2 * (half.total - half.whole) + half.whole == count_params(config).total
+    assert 2 * (half.total - half.replicated) + half.replicated == count_params(config).total
 
 
 def test_a_tp_that_divides_nothing_is_an_error():

@@ -200,7 +200,7 @@ def test_a_host_that_does_not_answer_is_named():
 
 
 @pytest.mark.parametrize(
-    ("hashes", "damaged", "verdict", "why"),
+    ("hashes", "corrupt", "verdict", "why"),
     [
         (["sha1"], False, "ok", "all hashes match"),
         (["sha1"], True, "error", "its sha1 differs from index.json"),
@@ -208,14 +208,14 @@ def test_a_host_that_does_not_answer_is_named():
     ],
 )
 def test_shards_of_another_converter_are_hashed_on_request(
-    tmp_path, tiny_tokenizer, hashes, damaged, verdict, why
+    tmp_path, tiny_tokenizer, hashes, corrupt, verdict, why
 ):
     with streaming.MDSWriter(
         out=str(tmp_path / "set"), columns={"tokens": "ndarray:int32:17"}, hashes=hashes
     ) as writer:
         for number in range(9):
             writer.write({"tokens": np.arange(number, number + 17, dtype=np.int32)})
-    if damaged:
+    if corrupt:
         shard = tmp_path / "set/shard.00000.mds"
         shard.write_bytes(shard.read_bytes()[:-1] + b"\1")
     form = f"{{kind: mds_tokens, tokenizer: {tiny_tokenizer}}}"

@@ -144,14 +144,14 @@ def test_what_another_run_logged_is_not_overwritten(make, mesh, tiny_dataset, ca
     half.mkdir(parents=True)
     describe_run(config, info, mesh, ResumePoint())
     assert find_resume_point(make(seed=2, run_dir=str(config.run_dir)), info, mesh) == ResumePoint()
-    (config.run_dir / "checkpoints/damaged-step-00000003").rename(half)
+    (config.run_dir / "checkpoints/corrupt-step-00000003").rename(half)
     (config.run_dir / "metrics.jsonl").write_text('{"step": 1}\n')
     with raises_error("run_dir.other_config", "config.yaml", "1234"):
         find_resume_point(make(seed=2), info, mesh)
     assert half.exists()
     assert find_resume_point(config, info, mesh) == ResumePoint()
     assert not half.exists()
-    assert "renamed to damaged-step-00000003" in capfd.readouterr().err
+    assert "renamed to corrupt-step-00000003" in capfd.readouterr().err
 
 
 def test_a_damaged_newest_checkpoint_is_set_aside(make, mesh, begun):
@@ -162,7 +162,7 @@ def test_a_damaged_newest_checkpoint_is_set_aside(make, mesh, begun):
     (later / "state.json").write_text("{}")
     assert find_resume_point(config, info, mesh).step == 3
     names = sorted(path.name for path in later.parent.iterdir())
-    assert names == ["damaged-step-00000004", "step-00000003"]
+    assert names == ["corrupt-step-00000004", "step-00000003"]
 
 
 def test_a_run_folder_that_takes_no_files_is_one_message(make, mesh, tiny_dataset):
