@@ -25,7 +25,7 @@ import tiktoken
 import zstandard
 from harness import Report, arguments, shared_data
 
-from leviathan.data.prepare.reader import Document, read
+from leviathan.data.prepare.readers import Document, read
 from leviathan.data.prepare.sources import find_inputs
 
 GOAL = 2.5
@@ -38,7 +38,7 @@ CHILD = """
 import json, sys, time
 from leviathan.config.schema import PrepConfig
 from leviathan.data.prepare import pipeline
-from leviathan.data.prepare.reader import read
+from leviathan.data.prepare.readers import read
 from leviathan.data.prepare.sources import find_inputs
 
 def timed(name, work):

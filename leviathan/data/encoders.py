@@ -15,8 +15,13 @@ import psutil
 
 from leviathan.console import say
 from leviathan.data.comparison_texts import FIXED_TEXTS
-from leviathan.data.encodings import CL100K_PATTERN, O200K_PATTERN, R50K_PATTERN
-from leviathan.data.tokenizer import Tokenizer, UnencodableText
+from leviathan.data.tokenizer import (
+    CL100K_PATTERN,
+    O200K_PATTERN,
+    R50K_PATTERN,
+    Tokenizer,
+    UnencodableText,
+)
 from leviathan.errors import DataError
 
 Backend = Literal["gigatoken", "tiktoken"]

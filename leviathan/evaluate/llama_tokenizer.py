@@ -15,9 +15,8 @@ from typing import Any
 import tiktoken
 
 from leviathan.console import say
-from leviathan.data.encodings import END_OF_TEXT, TOKENIZERS_PATTERNS
 from leviathan.data.id_comparison import compare_ids
-from leviathan.data.tokenizer import Tokenizer, byte_of_character
+from leviathan.data.tokenizer import END_OF_TEXT, TOKENIZERS_PATTERNS, Tokenizer, byte_of_character
 from leviathan.errors import CheckpointError, DataError
 from leviathan.files import read_json
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from leviathan.data.prepare.local_files import list_local
+from leviathan.data.prepare.sources import list_local
 from leviathan.errors import DataError
 
 SUFFIXES = (".jsonl", ".json", ".parquet")

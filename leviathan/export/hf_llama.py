@@ -20,9 +20,8 @@ from leviathan.checkpoint.load import (
 )
 from leviathan.config.schema import ModelConfig, OptimConfig, RunConfig
 from leviathan.console import say
-from leviathan.data.encodings import TOKENIZERS_PATTERNS
 from leviathan.data.id_comparison import compare_ids
-from leviathan.data.tokenizer import END_OF_TEXT, Tokenizer
+from leviathan.data.tokenizer import END_OF_TEXT, TOKENIZERS_PATTERNS, Tokenizer
 from leviathan.errors import CheckpointError, ConfigError, DataError
 from leviathan.evaluate.llama_tokenizer import UNUSED, encode_original, load_original
 from leviathan.export.folder import check_output_dir, replaced_atomically, write_marker

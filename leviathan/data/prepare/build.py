@@ -24,9 +24,8 @@ from leviathan.data.format import (
     token_dtype,
 )
 from leviathan.data.mds import read_index
-from leviathan.data.prepare.pack import pack
-from leviathan.data.prepare.pool import Pool
-from leviathan.data.prepare.stream_index import Selection, StreamIndex, TokenizedFile, index_stream
+from leviathan.data.prepare.executors import Pool
+from leviathan.data.prepare.packing import Selection, StreamIndex, TokenizedFile, index_stream, pack
 from leviathan.data.prepare.tokenize import TRAIN, VAL
 from leviathan.data.prepare.workdir import WorkDir
 from leviathan.data.tokenizer import Tokenizer

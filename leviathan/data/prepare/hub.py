@@ -16,7 +16,7 @@ from leviathan.data.prepare.records import (
     RejectedRecord,
     document,
 )
-from leviathan.data.prepare.source import Source
+from leviathan.data.prepare.sources import Source
 from leviathan.errors import DataError
 
 

@@ -9,8 +9,8 @@ from leviathan.config.schema import PrepConfig
 from leviathan.console import say
 from leviathan.data.format import WORK_FOLDER, DatasetInfo
 from leviathan.data.prepare.checks import check_rejects
+from leviathan.data.prepare.executors import open_local_pool
 from leviathan.data.prepare.pipeline import explain_stop, pack_parts
-from leviathan.data.prepare.pool import open_local_pool
 from leviathan.data.prepare.tokenize import TokenizedFileInfo
 from leviathan.data.prepare.workdir import (
     TOKENIZER,

@@ -24,16 +24,12 @@ from leviathan.data.prepare.build import (
     epochs,
     split_selections,
 )
-from leviathan.data.prepare.checks import check_documents, check_rejects, check_validation
-from leviathan.data.prepare.duplicates import deduplicate
-from leviathan.data.prepare.estimate import announce
-from leviathan.data.prepare.pool import Pool, open_local_pool
-from leviathan.data.prepare.reader import record_schema
+from leviathan.data.prepare.checks import announce, check_documents, check_rejects, check_validation
+from leviathan.data.prepare.executors import Pool, open_local_pool
+from leviathan.data.prepare.packing import IdFile, TokenizedFile, deduplicate
+from leviathan.data.prepare.readers import record_schema
 from leviathan.data.prepare.records import rejected_records
-from leviathan.data.prepare.slices import PrepSlice, read_slice
-from leviathan.data.prepare.source import Source, Split
-from leviathan.data.prepare.sources import find_splits
-from leviathan.data.prepare.stream_index import IdFile, TokenizedFile
+from leviathan.data.prepare.sources import Source, Split, find_splits
 from leviathan.data.prepare.tokenize import (
     TokenizedFileInfo,
     TokenizeTask,
@@ -41,11 +37,13 @@ from leviathan.data.prepare.tokenize import (
     tokenize,
 )
 from leviathan.data.prepare.workdir import (
+    PrepSlice,
     WorkDir,
     check_same,
     is_finished,
     lock_for_slice,
     lock_for_writing,
+    read_slice,
     tidy,
 )
 from leviathan.data.tokenizer import Tokenizer, load_tokenizer
@@ -97,7 +95,7 @@ def prepare(config: PrepConfig) -> dict[str, Any]:
 
 def _open_pool(config: PrepConfig) -> AbstractContextManager[Pool]:
     if config.executor == "ray":
-        from leviathan.data.prepare.ray_pool import open_ray_pool
+        from leviathan.data.prepare.executors import open_ray_pool
 
         return open_ray_pool()
     return open_local_pool(config.workers)

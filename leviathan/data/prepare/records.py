@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from leviathan.data.prepare.source import Source
+from leviathan.data.prepare.sources import Source
 
 NO_SUBSET = "unnamed"  # documents without a subset name
 MAX_DOCUMENT_BYTES = 1 << 28

@@ -17,9 +17,9 @@ from leviathan.console import progress_bar, say
 from leviathan.data.format import DatasetInfo, SourceInfo
 from leviathan.data.mds import ShardContent, ShardReader, open_split, read_shard
 from leviathan.data.prepare.build import DatasetSpec, EmptyTrainingSplit, build_dataset
+from leviathan.data.prepare.executors import Pool, open_local_pool
+from leviathan.data.prepare.packing import Selection, TokenizedFile
 from leviathan.data.prepare.pipeline import explain_stop
-from leviathan.data.prepare.pool import Pool, open_local_pool
-from leviathan.data.prepare.stream_index import Selection, TokenizedFile
 from leviathan.data.prepare.tokenize import DOCUMENT_DTYPE, TRAIN, VAL
 from leviathan.data.prepare.workdir import WorkDir, check_same, is_finished, lock_for_writing
 from leviathan.data.tokenizer import Tokenizer, load_tokenizer

@@ -18,10 +18,9 @@ import numpy as np
 from leviathan.console import say
 from leviathan.data.encoders import Backend, Encoder, TiktokenEncoder, make_encoder
 from leviathan.data.format import token_dtype
-from leviathan.data.prepare.reader import Document, RecordSchema, RejectedRecord, read
+from leviathan.data.prepare.readers import Document, RecordSchema, RejectedRecord, TextFolder, read
 from leviathan.data.prepare.records import MISSING, place_text
-from leviathan.data.prepare.source import Source, Split
-from leviathan.data.prepare.text_files import TextFolder
+from leviathan.data.prepare.sources import Source, Split
 from leviathan.data.tokenizer import META_FILE, Tokenizer, UnencodableText, load_tokenizer
 from leviathan.errors import DataError
 from leviathan.files import atomic_directory, write_atomic

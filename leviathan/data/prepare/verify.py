@@ -11,8 +11,8 @@ from leviathan.console import progress_bar, say
 from leviathan.data.format import COUNTS_FILE, DATASET_FILE, REJECTS_FILE, DatasetInfo, SplitInfo
 from leviathan.data.mds import ShardContent, open_split, read_index, read_shard
 from leviathan.data.prepare.build import fingerprint
-from leviathan.data.prepare.pack import count_ids
-from leviathan.data.prepare.pool import Pool, open_local_pool
+from leviathan.data.prepare.executors import Pool, open_local_pool
+from leviathan.data.prepare.packing import count_ids
 from leviathan.data.prepare.workdir import OWN_FILES
 from leviathan.data.tokenizer import Tokenizer, load_tokenizer
 from leviathan.errors import DataError

@@ -12,9 +12,9 @@ import pytest
 from prep_cases import hashes, shards, start_preparation
 
 from leviathan.config.schema import PrepConfig
-from leviathan.data.prepare import estimate, prepare
-from leviathan.data.prepare.source import Source
-from leviathan.data.prepare.sources import find_inputs
+from leviathan.data.prepare import checks as estimate
+from leviathan.data.prepare import prepare
+from leviathan.data.prepare.sources import Source, find_inputs
 from leviathan.data.prepare.tokenize import TokenizeTask
 from leviathan.data.tokenizer import load_tokenizer
 

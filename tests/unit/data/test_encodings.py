@@ -10,10 +10,15 @@ import pytest
 import tiktoken_ext.openai_public as openai_public
 from errors import raises_error
 
-import leviathan.data.encodings as encodings
+import leviathan.data.tokenizer as encodings
 from leviathan.data.comparison_texts import FIXED_TEXTS
-from leviathan.data.encodings import PUBLISHED, R50K_PATTERN, PublishedEncoding
-from leviathan.data.tokenizer import END_OF_TEXT, load_tokenizer
+from leviathan.data.tokenizer import (
+    END_OF_TEXT,
+    PUBLISHED,
+    R50K_PATTERN,
+    PublishedEncoding,
+    load_tokenizer,
+)
 from leviathan.errors import DataError
 
 

@@ -18,13 +18,14 @@ from leviathan.data.loader import (
     PADDING_SAMPLE,
     Batch,
     ShardReader,
+    ShuffleOrder,
     TrainLoader,
     check_fits,
     eval_batches,
     padded_count,
+    permutation,
 )
 from leviathan.data.prepare import verify
-from leviathan.data.shuffle_order import ShuffleOrder, permutation
 
 
 def stream(path: Path, batch: int = 16, micro: int = 4, window: int = 100, seed: int = 1):

@@ -11,7 +11,7 @@ from errors import raises_error
 from leviathan.config.schema import PrepConfig
 from leviathan.data.mds import ShardReader
 from leviathan.data.prepare import prepare
-from leviathan.data.prepare.reader import Document, read
+from leviathan.data.prepare.readers import Document, read
 from leviathan.data.prepare.sources import find_inputs, find_splits
 from leviathan.data.tokenizer import load_tokenizer, train_bpe
 

@@ -9,10 +9,11 @@ import pytest
 import streaming
 from errors import raises_error
 
-from leviathan.data.mds import columns, read_shard
-from leviathan.data.mds_write import (
+from leviathan.data.mds import (
     SHARD_BYTES,
     ShardSamples,
+    columns,
+    read_shard,
     samples_per_shard,
     shard_entry,
     shard_name,

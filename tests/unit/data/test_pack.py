@@ -15,7 +15,10 @@ from prep_cases import hashes, shards, start_preparation, stream_of, wait_for_or
 from leviathan.config.schema import PrepConfig
 from leviathan.data.format import DatasetInfo
 from leviathan.data.mds import ShardReader
-from leviathan.data.prepare import duplicates, pack, prepare, stream_index, verify
+from leviathan.data.prepare import packing as duplicates
+from leviathan.data.prepare import packing as pack
+from leviathan.data.prepare import packing as stream_index
+from leviathan.data.prepare import prepare, verify
 from leviathan.data.prepare.split import split_by_subset
 from leviathan.data.tokenizer import load_tokenizer
 

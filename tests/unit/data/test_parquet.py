@@ -13,9 +13,14 @@ from errors import raises_error
 
 from leviathan.config.schema import PrepConfig
 from leviathan.data.prepare import prepare
-from leviathan.data.prepare.parquet import needed_columns
-from leviathan.data.prepare.reader import Document, RecordSchema, RejectedRecord, read
-from leviathan.data.prepare.source import FileSource
+from leviathan.data.prepare.readers import (
+    Document,
+    RecordSchema,
+    RejectedRecord,
+    needed_columns,
+    read,
+)
+from leviathan.data.prepare.sources import FileSource
 from leviathan.data.tokenizer import train_bpe
 
 Config = Callable[..., PrepConfig]

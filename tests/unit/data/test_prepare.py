@@ -21,7 +21,7 @@ from leviathan.config.schema import PrepConfig
 from leviathan.data.format import DatasetInfo
 from leviathan.data.mds import ShardReader
 from leviathan.data.prepare import prepare, verify
-from leviathan.data.prepare.reader import Document, read
+from leviathan.data.prepare.readers import Document, read
 from leviathan.data.prepare.sources import find_inputs
 from leviathan.data.prepare.workdir import lock_for_writing
 from leviathan.data.tokenizer import load_tokenizer, train_bpe

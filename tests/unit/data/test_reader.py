@@ -15,9 +15,8 @@ import pytest
 import zstandard
 from errors import raises_error
 
-from leviathan.data.prepare.reader import NO_SUBSET, Document, RecordSchema, RejectedRecord, read
-from leviathan.data.prepare.source import FileSource
-from leviathan.data.prepare.sources import find_inputs
+from leviathan.data.prepare.readers import NO_SUBSET, Document, RecordSchema, RejectedRecord, read
+from leviathan.data.prepare.sources import FileSource, find_inputs
 
 TEXTS = [f"document {number}: été 中文 {'x' * number}" for number in range(50)]
 LINES = [json.dumps({"text": t, "meta": {"pile_set_name": f"s{len(t) % 3}"}}) for t in TEXTS]
@@ -278,8 +277,8 @@ def test_memory_does_not_grow_with_a_line(tmp_path: Path, kind: str) -> None:
             out.write(b'"}\n' + PLAIN)
     program = (
         "import resource, sys; from pathlib import Path\n"
-        "from leviathan.data.prepare.reader import RejectedRecord, RecordSchema, read\n"
-        "from leviathan.data.prepare.source import FileSource\n"
+        "from leviathan.data.prepare.readers import RejectedRecord, RecordSchema, read\n"
+        "from leviathan.data.prepare.sources import FileSource\n"
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024\n"
         "before = peak()\n"
         "items = list(read(FileSource(Path(sys.argv[1])),"

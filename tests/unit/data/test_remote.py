@@ -22,7 +22,8 @@ from leviathan.data.dataset import open_dataset
 from leviathan.data.format import DatasetInfo
 from leviathan.data.loader import TrainLoader, eval_batches
 from leviathan.data.mds import ShardReader, read_index
-from leviathan.data.prepare import pack, prepare
+from leviathan.data.prepare import packing as pack
+from leviathan.data.prepare import prepare
 
 WINDOW = 40
 

@@ -15,8 +15,7 @@ from prep_cases import hashes, shards, start_preparation
 from leviathan.config.schema import PrepConfig
 from leviathan.data.format import DatasetInfo
 from leviathan.data.prepare import merge, prepare, verify
-from leviathan.data.prepare.slices import PrepSlice, read_slice
-from leviathan.data.prepare.workdir import lock_for_slice, lock_for_writing
+from leviathan.data.prepare.workdir import PrepSlice, lock_for_slice, lock_for_writing, read_slice
 
 Config = Callable[..., PrepConfig]
 WORLD = 3

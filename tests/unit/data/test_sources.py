@@ -24,15 +24,14 @@ from leviathan.data.format import DatasetInfo
 from leviathan.data.mds import ShardReader
 from leviathan.data.prepare import prepare
 from leviathan.data.prepare.hub import HubSource
-from leviathan.data.prepare.reader import (
+from leviathan.data.prepare.readers import (
     Document,
     RecordSchema,
     RejectedRecord,
     read,
     record_schema,
 )
-from leviathan.data.prepare.source import FileSource, Source
-from leviathan.data.prepare.sources import find_inputs, find_splits
+from leviathan.data.prepare.sources import FileSource, Source, find_inputs, find_splits
 from leviathan.data.tokenizer import load_tokenizer
 from leviathan.errors import ConfigError
 

@@ -14,9 +14,8 @@ from leviathan.config.schema import PrepConfig
 from leviathan.data.format import DatasetInfo
 from leviathan.data.prepare import merge, prepare
 from leviathan.data.prepare.hub import HubSource
-from leviathan.data.prepare.reader import NO_SUBSET, Document, RecordSchema, read, record_schema
-from leviathan.data.prepare.source import FileSource
-from leviathan.data.prepare.sources import find_splits
+from leviathan.data.prepare.readers import NO_SUBSET, Document, RecordSchema, read, record_schema
+from leviathan.data.prepare.sources import FileSource, find_splits
 
 Config = Callable[..., PrepConfig]
 

@@ -12,9 +12,16 @@ from errors import raises_error
 
 from leviathan.config.schema import PrepConfig
 from leviathan.data.format import DatasetInfo
-from leviathan.data.mds import read_index, read_shard
-from leviathan.data.mds_write import ShardSamples, shard_name, write_index, write_shard
-from leviathan.data.prepare import build, pack, prepare, verify
+from leviathan.data.mds import (
+    ShardSamples,
+    read_index,
+    read_shard,
+    shard_name,
+    write_index,
+    write_shard,
+)
+from leviathan.data.prepare import build, prepare, verify
+from leviathan.data.prepare import packing as pack
 
 
 @pytest.fixture(scope="module")

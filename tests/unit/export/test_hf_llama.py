@@ -10,8 +10,7 @@ import torch
 from errors import raises_error
 
 from leviathan.config.schema import ModelConfig
-from leviathan.data.encodings import CL100K_PATTERN
-from leviathan.data.tokenizer import END_OF_TEXT, Tokenizer, load_tokenizer
+from leviathan.data.tokenizer import CL100K_PATTERN, END_OF_TEXT, Tokenizer, load_tokenizer
 from leviathan.evaluate.llama_tokenizer import read_llama_tokenizer
 from leviathan.export.folder import MARKER, replaced_atomically
 from leviathan.export.hf_llama import SAMPLE_TEXT, export_model
