@@ -11,7 +11,7 @@ from run import one_batch, run_config, scratch, world
 from torch.nn.utils import clip_grad_norm_
 
 from leviathan.config.plan import RunPlan
-from leviathan.config.schema import RunConfig
+from leviathan.config.run import RunConfig
 from leviathan.data.loader import Batch
 from leviathan.engine import build_engine
 from leviathan.optim import build_optimizer

@@ -15,10 +15,10 @@ from harness import Report, arguments, paired, ready, shared_data
 from hflm import hugging_face_model
 from lm_eval.api.instance import Instance
 
-from leviathan.config.schema import ModelConfig
+from leviathan.config.run import ModelConfig
 from leviathan.data.tokenizer import Tokenizer, load_tokenizer, train_bpe
-from leviathan.evaluate.harness import LeviathanLM
-from leviathan.export.hf_llama import export_model
+from leviathan.evaluate.harness.model import LeviathanLM
+from leviathan.hf.export import export_model
 from leviathan.model.init import init_weights
 from leviathan.model.transformer import CausalLM
 

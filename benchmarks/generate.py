@@ -11,16 +11,16 @@ import torch
 from harness import Report, arguments, paired, ready, seconds
 from torch import Tensor
 
-from leviathan.config.schema import ModelConfig
-from leviathan.export.hf_llama import llama_state, quiet_transformers
-from leviathan.model.decode import (
+from leviathan.config.run import ModelConfig
+from leviathan.hf.export import llama_state, quiet_transformers
+from leviathan.model.init import init_weights
+from leviathan.model.kv_cache import (
     DecodeState,
     Sampling,
     generate,
     pick,
     with_materialized_embedding,
 )
-from leviathan.model.init import init_weights
 from leviathan.model.transformer import CausalLM
 
 VOCABULARY = 200_019

@@ -12,8 +12,8 @@ from batch import text_batch
 from harness import Report, arguments, paired, peak_megabytes, ready
 from torch import Tensor
 
-from leviathan.config.schema import ModelConfig
-from leviathan.model.embedding import build_embedding
+from leviathan.config.run import ModelConfig
+from leviathan.model.embeddings import build_embedding
 from leviathan.model.init import draw_values
 from leviathan.model.kernels.lev import Parameters, lev_vectors
 from leviathan.model.kernels.reference import reference_vectors

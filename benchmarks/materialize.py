@@ -6,8 +6,8 @@ python benchmarks/materialize.py [--json] [--rounds N] [--device cuda]
 import torch
 from harness import Report, arguments, paired, ready, seconds
 
-from leviathan.config.schema import ModelConfig
-from leviathan.model.embedding import build_embedding
+from leviathan.config.run import ModelConfig
+from leviathan.model.embeddings import build_embedding
 from leviathan.model.init import draw_values
 
 VOCABULARY = 200_376

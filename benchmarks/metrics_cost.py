@@ -20,14 +20,13 @@ from batch import text_batch
 from harness import Report, arguments, paired, ready, seconds
 
 from leviathan.config.plan import RunPlan
-from leviathan.config.schema import RunConfig
+from leviathan.config.run import RunConfig
 from leviathan.data.loader import Batch
 from leviathan.engine import build_engine
 from leviathan.engine.base import StepStats
-from leviathan.model.model_stats import count_params
-from leviathan.parallel.launch_env import read_launch_env
+from leviathan.estimate.params import count_params
+from leviathan.parallel.launch_env import free_port, read_launch_env
 from leviathan.parallel.mesh import init_mesh
-from leviathan.parallel.ports import free_port
 from leviathan.train.loop import new_model
 from leviathan.train.metrics import Metrics
 from leviathan.train.step_timer import StepTimer

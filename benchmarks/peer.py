@@ -26,7 +26,7 @@ except ImportError as error:
     ) from None
 
 from leviathan.config.plan import RunPlan
-from leviathan.config.schema import ModelConfig, OptimConfig
+from leviathan.config.run import ModelConfig, OptimConfig
 from leviathan.data.loader import Batch
 from leviathan.engine import build_engine
 from leviathan.parallel.mesh import Mesh

@@ -36,7 +36,7 @@ PILE_BYTES = 825 * 2**30
 # Times only the call; with "shares", also its stages on one core.
 CHILD = """
 import json, sys, time
-from leviathan.config.schema import PrepConfig
+from leviathan.config.run import PrepConfig
 from leviathan.data.prepare import pipeline
 from leviathan.data.prepare.readers import read
 from leviathan.data.prepare.sources import find_inputs

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from batch import text_batch
 
-from leviathan.config.schema import RunConfig
+from leviathan.config.run import RunConfig
 from leviathan.data.dataset import TOKENIZER_FILES
 from leviathan.data.loader import Batch
 from leviathan.parallel.launch_env import keep_freed_memory, read_launch_env

@@ -16,11 +16,10 @@ from harness import Report
 from hflm import hugging_face_model
 
 from leviathan.console import say
-from leviathan.evaluate.definitions import definitions
-from leviathan.evaluate.harness import BUILTIN, LeviathanLM, evaluate_model
+from leviathan.evaluate.harness.model import BUILTIN, LeviathanLM, evaluate_model
+from leviathan.evaluate.harness.tasks import RECORDS, definitions
 from leviathan.evaluate.scoring import open_checkpoint
-from leviathan.evaluate.task_records import RECORDS
-from leviathan.export.hf_llama import export
+from leviathan.hf.export import export
 
 Samples = dict[str, list[Any]]
 ROLLING = "wikitext"

@@ -13,9 +13,9 @@ from batch import text_batch
 from harness import Report, arguments, paired, peak_megabytes, ready, seconds
 from torch import Tensor, nn
 
-from leviathan.config.schema import ModelConfig, OptimConfig
+from leviathan.config.run import ModelConfig, OptimConfig
+from leviathan.estimate.params import count_params
 from leviathan.model.init import init_weights
-from leviathan.model.model_stats import count_params
 from leviathan.model.transformer import CausalLM
 from leviathan.optim import build_optimizer
 from leviathan.train.metrics import device_peak_flops

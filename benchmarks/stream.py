@@ -14,7 +14,7 @@ from harness import Report, arguments, ready
 from run import run_config, scratch, world
 
 from leviathan.config.plan import RunPlan
-from leviathan.config.schema import PrepConfig
+from leviathan.config.run import PrepConfig
 from leviathan.data.loader import TrainLoader
 from leviathan.data.prepare import prepare
 from leviathan.data.prepare.stdlib_corpus import write_stdlib_corpus

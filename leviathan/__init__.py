@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from leviathan.model.embedding.public import LeviathanEmbedding as LeviathanEmbedding
+    from leviathan.model.embeddings.public import LeviathanEmbedding as LeviathanEmbedding
 
 __version__ = "0.1.0"
 __all__ = ["LeviathanEmbedding"]
@@ -12,7 +12,7 @@ __all__ = ["LeviathanEmbedding"]
 def __getattr__(name: str) -> Any:
     """Imports a public name on first use, so that `import leviathan` is fast."""
     if name == "LeviathanEmbedding":
-        from leviathan.model.embedding.public import LeviathanEmbedding
+        from leviathan.model.embeddings.public import LeviathanEmbedding
 
         return LeviathanEmbedding
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from leviathan.config.optim import NOT_DECAYED, OptimConfig, ParamGroupConfig, Role
+from leviathan.config.run import NOT_DECAYED, OptimConfig, ParamGroupConfig, Role
 from leviathan.errors import ConfigError
 
 FUSED_ON = ("cpu", "cuda")  # devices for which torch has a fused AdamW

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from leviathan.config.schema import PrepConfig
+from leviathan.config.run import PrepConfig
 from leviathan.data.prepare import prepare
 from leviathan.data.tokenizer import train_bpe
 

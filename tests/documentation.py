@@ -14,7 +14,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from leviathan.parallel.ports import free_port
+from leviathan.parallel.launch_env import free_port
 
 ROOT = Path(__file__).parents[1]
 PATIENCE_S = 400

@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from leviathan.checkpoint.dcp import stored_shapes
-from leviathan.checkpoint.layout import complete_checkpoints, read_state
-from leviathan.checkpoint.load import IMPORTED_KEY, WEIGHTS, read_run_config
-from leviathan.checkpoint.manifest import read_manifest
+from leviathan.checkpoint.layout import complete_checkpoints, read_manifest, read_state
+from leviathan.checkpoint.store import IMPORTED_KEY, WEIGHTS, read_run_config
 from leviathan.errors import CheckpointError
 
 

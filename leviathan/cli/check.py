@@ -80,11 +80,11 @@ def check(
     Example: `torchrun --nproc-per-node 8 -m leviathan check RUN.yaml --probe`
     """
     from leviathan.config.load import load_config
-    from leviathan.config.schema import RunConfig
+    from leviathan.config.run import RunConfig
     from leviathan.errors import ConfigError
     from leviathan.launch import commands as launching
     from leviathan.launch.hosts import read_hostfile
-    from leviathan.preflight.report import table
+    from leviathan.preflight.checks import table
 
     loaded = load_config(config, overrides or [], RunConfig)
     if probe:

@@ -7,7 +7,7 @@ import typer
 
 from leviathan.cli.options import AsJson, Config, Overrides, lines, show
 from leviathan.config.load import load_config
-from leviathan.config.schema import PrepConfig
+from leviathan.config.run import PrepConfig
 from leviathan.console import say
 from leviathan.errors import ConfigError
 

@@ -69,7 +69,7 @@ def frequency(
 
     result = run(checkpoints, data, out, split, batch_size)
     if out is not None and not is_another_rank():
-        from leviathan.analysis.plots import save_frequency
+        from leviathan.report.figures import save_frequency
 
         save_frequency(result, out)
     show(result, as_json, frequency_table)
@@ -105,7 +105,7 @@ def evaluate(
 
     Example: `leviathan eval runs/a --tasks piqa,lambada_openai --task-data data/eval --out scores`
     """
-    from leviathan.evaluate.harness import results_table, run_tasks
+    from leviathan.evaluate.harness.model import results_table, run_tasks
 
     names = [name.strip() for name in tasks.split(",") if name.strip()]
     result = run_tasks(checkpoint, names, task_data, limit, batch_size, out)
@@ -144,11 +144,11 @@ def report(
 
     Example: `leviathan report runs/tied runs/leviathan --out report`
     """
-    from leviathan.analysis.report import build_report, terminal_table
+    from leviathan.report.report import build_report, terminal_table
 
     result = build_report(runs, out, allow_unequal)
     if track:
-        from leviathan.train.tracker import attach
+        from leviathan.train.trackers import attach
 
         images = {f"report/{file.stem}": file for file in sorted(out.glob("plots/*.png"))}
         for run in runs:
@@ -183,9 +183,9 @@ def inspect(
 
     Example: `leviathan inspect runs/tied runs/leviathan --tokens 'def, return' --out geometry`
     """
-    from leviathan.analysis.inspect import inspect as run
-    from leviathan.analysis.inspect import inspect_text
     from leviathan.evaluate.input_table import read_tables, token_ids
+    from leviathan.report.geometry import inspect as run
+    from leviathan.report.geometry import inspect_text
 
     tables = read_tables(checkpoints, data)
     result = run(tables, token_ids(tables[0].tokenizer, tokens), out)

@@ -52,7 +52,7 @@ def fit(
 
     Example: `leviathan fit configs/experiments/published.csv --out fit`
     """
-    from leviathan.analysis.fit import fit_table, fit_text
+    from leviathan.report.fit import fit_table, fit_text
 
     show(fit_table(table, form, baseline, floor, out), as_json, fit_text)
 
@@ -101,8 +101,8 @@ def run(
         say(f"Wrote {len(written['files']['scripts'])} scripts and {written['files']['array']}")
         show(written, as_json, plan_table)
         return
-    from leviathan.analysis.report import build_report, report_text
     from leviathan.experiments.execute import run_experiment
+    from leviathan.report.report import build_report, report_text
 
     planned = run_experiment(loaded)
     out = loaded.config.out / "report"

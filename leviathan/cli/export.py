@@ -30,7 +30,7 @@ def export(
 
     The input embedding is materialized as a table, so that every Llama engine can serve the model.
     """
-    from leviathan.export.hf_llama import export as run
+    from leviathan.hf.export import export as run
 
     result = run(
         checkpoint, out, dtype=dtype, verify=verify, add_bos=add_bos, shard_size=shard_size
@@ -49,7 +49,7 @@ def import_(
     name, and the token ids of more than 1,000 texts are compared with those of transformers.
     `leviathan export` writes the tokenizer unchanged.
     """
-    from leviathan.export.from_llama import import_llama
+    from leviathan.hf.importer import import_llama
 
     show(import_llama(folder, run_dir), as_json)
 
@@ -81,8 +81,8 @@ def generate(
 
     Example: `leviathan generate runs/a --prompt 'import ' --temperature 0.8 --top-p 0.95`
     """
-    from leviathan.generate import as_text, generate_texts, read_prompts, show_stream
-    from leviathan.model.decode import Sampling
+    from leviathan.evaluate.generate import as_text, generate_texts, read_prompts, show_stream
+    from leviathan.model.kv_cache import Sampling
 
     prompts = [*(prompt or []), *(read_prompts(file) if file else [])]
     live = len(prompts) == 1 and sys.stdout.isatty() and not as_json

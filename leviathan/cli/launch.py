@@ -65,7 +65,7 @@ def launch(
     """
     from leviathan.config.load import load_config
     from leviathan.config.plan import RunPlan
-    from leviathan.config.schema import RunConfig
+    from leviathan.config.run import RunConfig
     from leviathan.errors import ConfigError
     from leviathan.launch import commands as launching
     from leviathan.launch.hosts import read_hostfile
@@ -78,7 +78,7 @@ def launch(
     if remote not in ("pdsh", "ssh"):
         raise ConfigError("cli.invalid_option", f"--remote {remote}: expected pdsh or ssh")
     if profile or memory_snapshot:
-        from leviathan.train.profiling import parse_profile  # imports torch
+        from leviathan.train.profiler import parse_profile  # imports torch
 
         parse_profile(profile, memory_snapshot, loaded.train.steps)
     if probe and (profile or memory_snapshot):

@@ -7,10 +7,10 @@ import typer
 
 from leviathan.cli.options import AsJson, Config, Overrides, lines, show
 from leviathan.config.load import read_config, validate
-from leviathan.config.schema import ModelFile, OptimConfig, RunConfig
+from leviathan.config.run import ModelFile, OptimConfig, RunConfig
 
 if TYPE_CHECKING:
-    from leviathan.model.cost_model import Estimate
+    from leviathan.estimate.cost_model import Estimate
 
 
 def params(
@@ -67,7 +67,7 @@ def params(
     data, origins = read_config(config, overrides or [])
     schema: type[ModelFile | RunConfig] = RunConfig if set(data) - {"model"} else ModelFile
     loaded = validate(data, schema, str(config), origins)
-    from leviathan.model.model_stats import count_params
+    from leviathan.estimate.params import count_params
 
     counted = asdict(count_params(loaded.model))
     if groups:
@@ -80,8 +80,8 @@ def params(
         show(counted, as_json)
         return
     from leviathan.console import say
-    from leviathan.model.cost_model import Hardware, estimate, recommend
-    from leviathan.model.parallel_layout import parallel_layout
+    from leviathan.estimate.cost_model import Hardware, estimate, recommend
+    from leviathan.estimate.layout import parallel_layout
 
     hardware = Hardware(
         ranks_per_node, memory_gb * 1e9, peak_tflops * 1e12, mfu, intra_gbs * 1e9, inter_gbs * 1e9

@@ -14,7 +14,7 @@ from leviathan.cli.options import (
     show,
 )
 from leviathan.config.load import load_config
-from leviathan.config.schema import RunConfig
+from leviathan.config.run import RunConfig
 
 checkpoint_app = typer.Typer(no_args_is_help=True, help="List, describe and verify checkpoints.")
 
@@ -37,7 +37,7 @@ def train(
     """
     loaded = load_config(config, overrides or [], RunConfig)
     from leviathan.train.loop import train as run
-    from leviathan.train.profiling import parse_profile
+    from leviathan.train.profiler import parse_profile
 
     run(loaded, parse_profile(profile, memory_snapshot, loaded.train.steps))
 
@@ -66,7 +66,7 @@ def checkpoint_verify(checkpoint: Checkpoint, as_json: AsJson = False) -> None:
     Exits with status 2 and an error message if the checkpoint is corrupt.
     """
     from leviathan.checkpoint.layout import resolve_checkpoint
-    from leviathan.checkpoint.load import verify_checkpoint
+    from leviathan.checkpoint.store import verify_checkpoint
 
     path = resolve_checkpoint(checkpoint)
     show({"checkpoint": str(path), "files": verify_checkpoint(path), "verified": True}, as_json)

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field
 
-from leviathan.config.strict import PositiveInt, Strict
+from leviathan.config.base import PositiveInt, Strict
 
 Digits = Annotated[int, Field(gt=0, description="number of digits per token id (k)")]
 Base = Annotated[

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from leviathan.config.base import Paths, PositiveFloat, PositiveInt, Strict, UserPath
 from leviathan.config.identity import flatten
-from leviathan.config.strict import Paths, PositiveFloat, PositiveInt, Strict, UserPath
 
 
 def _nothing_is_no_change(value: Any) -> Any:

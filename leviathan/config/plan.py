@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from leviathan.config.schema import RunConfig
+from leviathan.config.run import RunConfig
 from leviathan.errors import ConfigError
 
 Event = Literal["log", "evaluate", "tasks", "checkpoint"]

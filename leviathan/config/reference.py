@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 
 from leviathan.config.experiment import ExperimentConfig
 from leviathan.config.identity import markdown_table
-from leviathan.config.schema import ModelFile, PrepConfig, RunConfig
+from leviathan.config.run import ModelFile, PrepConfig, RunConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 CHECKPOINTS_PAGE = PAGE.with_name("checkpoints.md")

@@ -4,7 +4,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from leviathan.config.schema import DataConfig, MdsTokensFormat
+from leviathan.config.run import DataConfig, MdsTokensFormat
 from leviathan.data.foreign_mds import ForeignShardReader, describe_foreign, split_dirs
 from leviathan.data.format import DatasetInfo
 from leviathan.data.mds import ShardReader, open_split

@@ -21,7 +21,7 @@ import numpy as np
 import zstandard
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from leviathan.config.schema import MdsTokensFormat
+from leviathan.config.run import MdsTokensFormat
 from leviathan.console import say
 from leviathan.data.format import FORMAT_VERSION, DatasetInfo, SplitInfo, TokenizerInfo, token_dtype
 from leviathan.data.mds import InsideFolder, Sample, ShardFile, ShardReader, read_index_json

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leviathan.config.schema import ModelConfig
+from leviathan.config.run import ModelConfig
 from leviathan.data.dataset import Dataset, open_dataset
 from leviathan.data.format import DatasetInfo
 from leviathan.data.mds import Sample, ShardReader

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import tiktoken
 
-from leviathan.config.suggest import did_you_mean
+from leviathan.config.explain import did_you_mean
 from leviathan.console import progress_bar, say
 from leviathan.data.comparison_texts import FIXED_TEXTS
 from leviathan.errors import DataError

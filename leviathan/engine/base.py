@@ -3,19 +3,37 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
-from leviathan.checkpoint.save_future import SaveFuture
+from leviathan.checkpoint.store import SaveFuture
+from leviathan.config.run import EngineConfig
 from leviathan.data.loader import Batch
-from leviathan.model.transformer import TokenScores
+from leviathan.model.transformer import CausalLM, TokenScores
 from leviathan.optim import GuardedAdamW
 from leviathan.parallel.mesh import Mesh
 from leviathan.parallel.tensor_parallel import NamedTensors, TPLayout
+
+
+def prepare_blocks(model: CausalLM, engine: EngineConfig) -> None:
+    """Applies `torch.compile` and activation checkpointing to the blocks, as configured.
+
+    Only `forward` is replaced: parameter names are unchanged, and the hooks that an engine
+    registers on a block (gathering its weights) run outside both.
+    """
+    for block in model.model.layers:
+        if engine.compile:
+            block.forward = torch.compile(block.forward)
+        if engine.activation_checkpointing:
+            # Blocks use no random numbers.
+            block.forward = partial(
+                checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False
+            )
 
 
 @dataclass(frozen=True)

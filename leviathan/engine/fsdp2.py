@@ -10,13 +10,19 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from leviathan.checkpoint.save_future import SaveFuture
+from leviathan.checkpoint.store import SaveFuture
 from leviathan.config.plan import RunPlan
-from leviathan.config.schema import Fsdp2Config
+from leviathan.config.run import Fsdp2Config
 from leviathan.data.loader import Batch
-from leviathan.engine.base import ParamState, StepStats, global_targets, squared_norms, step_stats
-from leviathan.engine.blocks import prepare_blocks
-from leviathan.engine.shards import OptimizerShard, ShardedState
+from leviathan.engine.base import (
+    ParamState,
+    StepStats,
+    global_targets,
+    prepare_blocks,
+    squared_norms,
+    step_stats,
+)
+from leviathan.engine.sharded_state import OptimizerShard, ShardedState
 from leviathan.errors import ConfigError
 from leviathan.model.transformer import CausalLM, TokenScores
 from leviathan.optim import build_optimizer

@@ -22,11 +22,12 @@ from leviathan.evaluate.frequency_buckets import (
     paired_difference,
 )
 from leviathan.evaluate.intervals import comparisons_note
-from leviathan.evaluate.ranks import Ranks, join_ranks
 from leviathan.evaluate.scoring import (
     CheckpointDescription,
     LoadedCheckpoint,
+    Ranks,
     describe,
+    join_ranks,
     load_checkpoint,
     open_data,
     score_split,

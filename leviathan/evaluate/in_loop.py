@@ -15,12 +15,11 @@ import numpy as np
 import torch
 
 from leviathan.checkpoint.layout import step_dir
-from leviathan.config.schema import RunConfig
+from leviathan.config.run import RunConfig
 from leviathan.data.dataset import Dataset, open_tokenizer
 from leviathan.data.loader import IGNORE, eval_batches
 from leviathan.engine.base import Engine
-from leviathan.evaluate.ranks import Ranks
-from leviathan.evaluate.scoring import LoadedCheckpoint
+from leviathan.evaluate.scoring import LoadedCheckpoint, Ranks
 from leviathan.model.transformer import CausalLM
 from leviathan.parallel.mesh import Mesh
 
@@ -66,7 +65,7 @@ def check_tasks(config: RunConfig) -> None:
         DataError: a file is missing or corrupt.
     """
     if config.evaluate.tasks:
-        from leviathan.evaluate.harness import check_tasks as check  # takes seconds to import
+        from leviathan.evaluate.harness.model import check_tasks as check  # takes seconds to import
 
         check(config.evaluate.tasks, config.evaluate.task_data)
 
@@ -82,7 +81,7 @@ def run_tasks(engine: Engine, config: RunConfig, mesh: Mesh, step: int) -> dict[
     Raises:
         ConfigError, DataError: the files of the tasks have changed.
     """
-    from leviathan.evaluate.harness import score_tasks
+    from leviathan.evaluate.harness.model import score_tasks
 
     wishes = config.evaluate
     with preserved_rng_state():

@@ -8,13 +8,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from leviathan.checkpoint.load import read_run_config
+from leviathan.checkpoint.store import read_run_config
 from leviathan.data.format import COUNTS_FILE
 from leviathan.data.tokenizer import Tokenizer
 from leviathan.errors import ConfigError, DataError
 from leviathan.evaluate.frequency import read_counts, token_counts
-from leviathan.evaluate.ranks import Ranks
-from leviathan.evaluate.scoring import CheckpointDescription, describe, load_checkpoint, open_data
+from leviathan.evaluate.scoring import (
+    CheckpointDescription,
+    Ranks,
+    describe,
+    load_checkpoint,
+    open_data,
+)
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,13 @@ from rich.table import Table
 from leviathan.console import as_text
 from leviathan.data.tokenizer import Tokenizer
 from leviathan.errors import ConfigError
-from leviathan.evaluate.ranks import join_ranks
-from leviathan.evaluate.scoring import data_identity, open_checkpoint, open_data, score_split
+from leviathan.evaluate.scoring import (
+    data_identity,
+    join_ranks,
+    open_checkpoint,
+    open_data,
+    score_split,
+)
 
 
 def perplexity(

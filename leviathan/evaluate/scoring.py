@@ -1,35 +1,203 @@
 """Shared by all evaluations: opens a checkpoint, scores a split, writes the result."""
 
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from leviathan.checkpoint.layout import CHECKPOINTS, evaluation_dir, step_of
-from leviathan.checkpoint.load import read_model, read_run_config, read_tokenizer, resolve_valid
-from leviathan.config.schema import DataConfig, ModelConfig
+from leviathan.checkpoint.store import read_model, read_run_config, read_tokenizer, resolve_valid
+from leviathan.config.run import DataConfig, ModelConfig
 from leviathan.console import progress_bar
 from leviathan.data.dataset import Dataset, open_dataset
 from leviathan.data.format import DATASET_FILE, DatasetInfo
 from leviathan.data.loader import Batch, check_fits, eval_batches
 from leviathan.data.tokenizer import Tokenizer
 from leviathan.errors import DataError
-from leviathan.evaluate.llama_folder import (
+from leviathan.estimate.params import count_params
+from leviathan.files import check_writable_dir, write_atomic
+from leviathan.hf.llama import (
     check_llama_pair,
     is_llama_folder,
     read_llama_config,
     read_llama_model,
 )
-from leviathan.evaluate.llama_tokenizer import read_llama_tokenizer
-from leviathan.evaluate.ranks import Ranks
-from leviathan.evaluate.strided import strided
-from leviathan.files import check_writable_dir, write_atomic
-from leviathan.model.model_stats import count_params
+from leviathan.hf.tokenizer import read_llama_tokenizer
 from leviathan.model.transformer import IGNORE, CausalLM
+from leviathan.parallel.launch_env import limit_threads, read_launch_env
+from leviathan.parallel.mesh import Mesh, init_mesh
+
+# ---------------------------------------------------------------- ranks
+
+A = TypeVar("A")
+T = TypeVar("T")
+
+
+class Ranks:
+    """The processes that a launcher started, or only this one.
+
+    The batches do not depend on the number of ranks, so results are bitwise identical.
+    """
+
+    def __init__(self, mesh: Mesh | None = None) -> None:
+        self._mesh = mesh
+        self.rank = 0 if mesh is None else mesh.rank
+        self.world_size = 1 if mesh is None else mesh.world_size
+        cuda = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.device = cuda if mesh is None else mesh.device
+
+    @property
+    def all(self) -> range:
+        """The numbers of all ranks."""
+        return range(self.world_size)
+
+    def on_rank_zero(self, work: Callable[[], T]) -> T:
+        """Runs `work` on rank 0; returns its result, or raises its error, on all ranks."""
+        if self._mesh is None:
+            return work()
+        found: T | None = None
+        with self._mesh.sync_errors():
+            if self.rank == 0:
+                found = work()
+        return self._mesh.broadcast(found)  # pyright: ignore[reportReturnType]
+
+    def on_each_rank(self, work: Callable[[], T]) -> T:
+        """Runs `work` on every rank; an error on one rank is raised on all."""
+        if self._mesh is None:
+            return work()
+        found: list[T] = []
+        with self._mesh.sync_errors():
+            found.append(work())
+        return found[0]
+
+    def map(self, work: Callable[[A], T], items: Sequence[A]) -> list[T]:
+        """Distributes `work` over the ranks; returns all results in order on every rank.
+
+        `work` must not communicate.
+        """
+        mine = items[self.rank :: self.world_size]
+        done = self.on_each_rank(lambda: [work(item) for item in mine])
+        if self._mesh is None:
+            return done
+        shares = self._mesh.gather(done)
+        return [shares[n % self.world_size][n // self.world_size] for n in range(len(items))]
+
+    def stream(self, work: Callable[[A], T], items: Iterable[A]) -> Iterator[tuple[A, T]]:
+        """Like `map`, yields (item, result); keeps at most one item per rank in memory."""
+        source = iter(items)
+        while group := self.on_each_rank(lambda: list(islice(source, self.world_size))):
+            yield from zip(group, self.map(work, group), strict=True)
+
+
+def join_ranks() -> Ranks:
+    """Returns the ranks of this launch, or only this process without a launcher.
+
+    Raises:
+        ConfigError: the other ranks cannot be reached.
+        LocalRankError: the launcher's environment variables are invalid.
+    """
+    if all(os.environ.get(name, "1") == "1" for name in ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS")):
+        return Ranks()  # some systems set RANK everywhere
+    env = read_launch_env()
+    limit_threads(env)
+    return Ranks(init_mesh(env, tp=1))
+
+
+# ---------------------------------------------------------------- windows
+
+Targets = tuple[Tensor, Tensor, Tensor]  # ids, documents and subsets, [N] each
+
+
+def windows(count: int, length: int, stride: int) -> list[tuple[int, int, int]]:
+    """(first, first scored, end) of windows over `count` targets; each is scored once.
+
+    All but those of the first window are scored after at least `length - stride` others.
+    """
+    ends = [*range(min(length, count), count, stride), count]
+    scored = [0, *ends[:-1]]
+    return [(max(0, end - length), start, end) for start, end in zip(scored, ends, strict=True)]
+
+
+def strided(batches: Iterable[Batch], length: int, stride: int, size: int) -> Iterator[Batch]:
+    """The targets of a complete split, in windows `stride` apart.
+
+    Consecutive samples of a dataset form one stream of tokens; if two are not consecutive, a new
+    stream starts.
+
+    Args:
+        batches: the split in file order, with documents and subsets.
+        length: T, inputs of a window.
+        stride: targets that a window adds, 1 to T.
+        size: windows per batch.
+
+    Yields:
+        Batches `[B, T]` like those of `eval_batches`; targets that are not scored are `IGNORE`.
+    """
+    pending: list[tuple[Tensor, Targets, int]] = []
+    number = 0
+    for first, (ids, documents, subsets) in _streams(batches):
+        inputs = torch.cat([first, ids[:-1]])
+        for start, scored, end in windows(len(ids), length, stride):
+            part = (ids[start:end], documents[start:end], subsets[start:end])
+            pending.append((inputs[start:end], part, scored - start))
+            if len(pending) == size:
+                yield _batch(pending, number)
+                number, pending = number + size, []
+    if pending:
+        yield _batch(pending, number)
+
+
+def _streams(batches: Iterable[Batch]) -> Iterator[tuple[Tensor, Targets]]:
+    """The first input and all targets of each sequence of consecutive samples."""
+    first: Tensor | None = None
+    parts: list[Targets] = []
+    for batch in batches:
+        assert batch.doc_ids is not None
+        assert batch.subset_ids is not None
+        for row in range(len(batch.targets)):
+            counts = batch.targets[row] != IGNORE
+            if not counts.any():
+                continue
+            before = batch.input_ids[row, :1]
+            if first is None or not torch.equal(parts[-1][0][-1:], before):
+                if first is not None:
+                    yield first, _joined(parts)
+                first, parts = before, []
+            kept = (batch.targets[row], batch.doc_ids[row], batch.subset_ids[row])
+            parts.append((kept[0][counts], kept[1][counts], kept[2][counts]))
+    if first is not None:
+        yield first, _joined(parts)
+
+
+def _joined(parts: list[Targets]) -> Targets:
+    ids, documents, subsets = (torch.cat(column) for column in zip(*parts, strict=True))
+    return ids, documents, subsets
+
+
+def _batch(rows: list[tuple[Tensor, Targets, int]], number: int) -> Batch:
+    length = max(len(inputs) for inputs, _, _ in rows)
+    shape = (len(rows), length)
+    inputs = torch.zeros(shape, dtype=torch.int64)
+    targets = torch.full(shape, IGNORE)
+    documents, subsets = torch.zeros_like(inputs), torch.full(shape, -1)
+    for place, (ids, (next_ids, documents_, subsets_), scored) in enumerate(rows):
+        inputs[place, : len(ids)] = ids
+        targets[place, scored : len(ids)] = next_ids[scored:]
+        documents[place, : len(ids)] = documents_
+        subsets[place, scored : len(ids)] = subsets_[scored:]
+    distinct, inverse = torch.unique(inputs, return_inverse=True)
+    names = tuple(range(number, number + len(rows)))
+    return Batch(inputs, targets, distinct, inverse, names, documents, subsets)
+
+
+# ---------------------------------------------------------------- checkpoints and splits
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any
 from leviathan.checkpoint.layout import evaluation_dir
 from leviathan.config.experiment import TinyCorpusConfig
 from leviathan.config.load import dump_config
-from leviathan.config.schema import PrepConfig
+from leviathan.config.run import PrepConfig
 from leviathan.console import Bar, progress_bar, say
 from leviathan.data.format import DATASET_FILE, DatasetInfo
 from leviathan.errors import DataError, LeviathanError
@@ -223,7 +223,7 @@ def evaluate_runs(experiment: Experiment, runs: Sequence[ExperimentRun]) -> None
             frequency([run.config.run_dir], run.config.data.path, batch_size=64)
     pending = [run for run in runs if evaluate.tasks and not _filed(run, "lm_eval.json")]
     for number, run in enumerate(pending, start=1):
-        from leviathan.evaluate.harness import run_tasks
+        from leviathan.evaluate.harness.model import run_tasks
 
         say(f"Tasks {number}/{len(pending)}: {run.name}")
         data = _task_data(experiment)

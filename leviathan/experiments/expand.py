@@ -10,9 +10,9 @@ from typing import Any
 from leviathan.checkpoint.layout import step_dir
 from leviathan.config.experiment import ExperimentConfig, GroupConfig, TinyCorpusConfig
 from leviathan.config.load import Origins, lay, read_config, validate
-from leviathan.config.schema import RunConfig
+from leviathan.config.run import RunConfig
 from leviathan.errors import ConfigError
-from leviathan.model.model_stats import count_params
+from leviathan.estimate.params import count_params
 
 PAD_TO = 64  # multiple of a small padded vocabulary, for efficient matrix sizes
 

@@ -6,14 +6,14 @@ from typing import Any
 from rich.table import Table
 
 from leviathan.config.experiment import MachineConfig
-from leviathan.config.schema import RunConfig
+from leviathan.config.run import RunConfig
 from leviathan.console import as_text
 from leviathan.errors import ConfigError
+from leviathan.estimate.layout import parallel_layout
+from leviathan.estimate.memory import memory
+from leviathan.estimate.params import count_params
 from leviathan.experiments.expand import Experiment, ExperimentRun
 from leviathan.formatting import format_count
-from leviathan.model.memory import memory
-from leviathan.model.model_stats import count_params
-from leviathan.model.parallel_layout import parallel_layout
 
 _SUMMED = ("tokens", "flops", "device_hours")
 

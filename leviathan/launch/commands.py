@@ -15,7 +15,7 @@ from typing import Literal
 
 from leviathan.errors import ConfigError
 from leviathan.launch.hosts import Host
-from leviathan.parallel.ports import free_port
+from leviathan.parallel.launch_env import free_port
 
 Launcher = Literal["deepspeed", "torchrun", "slurm"]
 Remote = Literal["pdsh", "ssh"]

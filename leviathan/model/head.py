@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from leviathan.config.optim import Role
-from leviathan.config.schema import ModelConfig
+from leviathan.config.run import ModelConfig, Role
 from leviathan.model.tp_layout import NO_TP, Shard, TPGroup, TPPlan
 
 IGNORE = -100  # target that is excluded from the loss

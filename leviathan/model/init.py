@@ -10,8 +10,8 @@ import math
 import torch
 from torch import Tensor
 
-from leviathan.config.schema import ModelConfig
-from leviathan.model.embedding import Normal
+from leviathan.config.run import ModelConfig
+from leviathan.model.embeddings import Normal
 from leviathan.model.transformer import CausalLM
 
 RESIDUAL_OUTPUTS = ("o_proj.weight", "down_proj.weight")

@@ -10,9 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from leviathan.config.optim import Role
-from leviathan.config.schema import ModelConfig
-from leviathan.model.embedding import build_embedding
+from leviathan.config.run import ModelConfig, Role
+from leviathan.model.embeddings import build_embedding
 from leviathan.model.head import IGNORE, LMHead, Output, TokenScores
 from leviathan.model.tp_layout import NO_TP, Shard, TPPlan
 

@@ -6,19 +6,19 @@ import psutil
 import torch
 
 from leviathan.checkpoint.layout import complete_checkpoints
-from leviathan.config.schema import RunConfig
+from leviathan.config.run import RunConfig
 from leviathan.errors import ConfigError
+from leviathan.estimate.cost_model import Hardware
 from leviathan.hardware import DEVICES, find_device
 from leviathan.launch import commands as launching
-from leviathan.model.cost_model import Hardware
 from leviathan.parallel.launch_env import host_name
-from leviathan.preflight import node_checks
-from leviathan.preflight.data_checks import check_data
-from leviathan.preflight.report import Report
-from leviathan.preflight.run_checks import (
+from leviathan.preflight import checks as node_checks
+from leviathan.preflight.checks import (
+    Report,
     Target,
     check_checkpoints,
     check_cost,
+    check_data,
     check_first_weights,
     check_memory,
     check_model,

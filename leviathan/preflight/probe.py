@@ -18,22 +18,21 @@ import torch.distributed as dist
 from torch import Tensor
 
 from leviathan.config.plan import RunPlan
-from leviathan.config.schema import RunConfig
+from leviathan.config.run import RunConfig
 from leviathan.console import say
 from leviathan.data.dataset import open_dataset
 from leviathan.data.loader import TrainLoader, check_fits
 from leviathan.engine import build_engine
 from leviathan.engine.base import Engine
+from leviathan.estimate.layout import BUCKET, parallel_layout
+from leviathan.estimate.memory import memory
 from leviathan.formatting import format_bytes, format_duration
-from leviathan.model.memory import memory
-from leviathan.model.parallel_layout import BUCKET, parallel_layout
 from leviathan.model.transformer import Block, rotary
 from leviathan.optim import lr_at
 from leviathan.parallel.heartbeat import HeartbeatMonitor
 from leviathan.parallel.launch_env import keep_freed_memory, limit_threads, read_launch_env
 from leviathan.parallel.mesh import Mesh, init_mesh
-from leviathan.preflight.report import Report
-from leviathan.preflight.run_checks import existing_folder
+from leviathan.preflight.checks import Report, existing_folder
 from leviathan.train.loop import new_model
 
 SLOW = 1.3  # factor over the median rank's time

@@ -4,10 +4,8 @@ import shutil
 from contextlib import suppress
 from typing import Any
 
-from leviathan.checkpoint.retention import retention
-from leviathan.checkpoint.save import save_checkpoint, try_saving
-from leviathan.checkpoint.save_future import SaveFuture
-from leviathan.config.schema import RunConfig
+from leviathan.checkpoint.store import SaveFuture, retention, save_checkpoint, try_saving
+from leviathan.config.run import RunConfig
 from leviathan.console import say
 from leviathan.engine.base import Engine
 from leviathan.errors import CheckpointError

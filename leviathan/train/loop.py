@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from leviathan.checkpoint.init_from import check_init_from, warn_of
 from leviathan.checkpoint.layout import resolve_checkpoint
-from leviathan.checkpoint.load import fill_model, verify_checkpoint
+from leviathan.checkpoint.store import check_init_from, fill_model, verify_checkpoint, warn_of
 from leviathan.config.plan import RunPlan
-from leviathan.config.schema import RunConfig
+from leviathan.config.run import RunConfig
 from leviathan.console import progress_bar, say, times_on_lines
 from leviathan.data.dataset import Dataset, open_dataset
 from leviathan.data.format import DatasetInfo
@@ -17,24 +16,22 @@ from leviathan.data.loader import TrainLoader, check_fits
 from leviathan.engine import build_engine
 from leviathan.engine.base import Engine, StepStats
 from leviathan.errors import LeviathanError
+from leviathan.estimate.params import count_params
 from leviathan.evaluate.in_loop import check_tasks, run_tasks, validate
 from leviathan.model.init import init_weights
-from leviathan.model.model_stats import count_params
 from leviathan.model.transformer import CausalLM
 from leviathan.optim import lr_at
 from leviathan.parallel.heartbeat import HeartbeatMonitor
 from leviathan.parallel.launch_env import keep_freed_memory, limit_threads, read_launch_env
 from leviathan.parallel.mesh import Mesh, init_mesh
 from leviathan.train.checkpoint_manager import CheckpointManager
-from leviathan.train.cpu_load import CpuLoad, local_pids
-from leviathan.train.metrics import Metrics
+from leviathan.train.metrics import Metrics, spike_threshold
 from leviathan.train.metrics_log import METRICS, logged_losses
-from leviathan.train.profiling import ProfileConfig, Profiler
+from leviathan.train.profiler import ProfileConfig, Profiler
 from leviathan.train.run_dir import ResumePoint, describe_run, find_resume_point, lock_run_dir
 from leviathan.train.signals import StopSignal
-from leviathan.train.spikes import spike_threshold
-from leviathan.train.step_timer import StepTimer
-from leviathan.train.tracker import Tracker, check_packages
+from leviathan.train.step_timer import CpuLoad, StepTimer, local_pids
+from leviathan.train.trackers import Tracker, check_packages
 
 
 def train(config: RunConfig, profile: ProfileConfig | None = None) -> None:

@@ -3,6 +3,8 @@
 All values come from results that the engine returns: nothing here synchronizes with the device.
 """
 
+import math
+import statistics
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,10 +18,40 @@ from leviathan.console import utc_now
 from leviathan.engine.base import StepStats
 from leviathan.formatting import format_clock
 from leviathan.hardware import find_device
-from leviathan.train.cpu_load import CpuLoad
 from leviathan.train.metrics_log import append, rewind, without_nan
-from leviathan.train.spikes import WINDOW
-from leviathan.train.tracker import Tracker
+from leviathan.train.step_timer import CpuLoad
+from leviathan.train.trackers import Tracker
+
+# ---------------------------------------------------------------- loss spikes
+
+WINDOW = 100  # number of logged losses in the running median
+MIN_LOSSES = 20  # minimum number of losses for a threshold
+FLOOR = 0.01  # minimum deviation as a fraction of the median, for nearly constant losses
+SIGMA = 1.4826  # standard deviation / median absolute deviation of a normal distribution
+
+
+def spike_threshold(losses: Sequence[float], deviations: float) -> float:
+    """The loss above which a step is a spike: running median + `deviations` robust deviations.
+
+    It depends only on the logged losses, so that an interrupted run warns at the same steps as an
+    uninterrupted one. Median and median absolute deviation are robust to earlier spikes.
+
+    Args:
+        losses: finite logged losses in nats per token, oldest first; the last `WINDOW` are used.
+        deviations: threshold in robust deviations; 0 disables the check.
+
+    Returns:
+        The threshold; infinity if disabled or with fewer than `ENOUGH` losses.
+    """
+    recent = list(losses)[-WINDOW:]
+    if deviations == 0 or len(recent) < MIN_LOSSES:
+        return math.inf
+    median = statistics.median(recent)
+    deviation = SIGMA * statistics.median([abs(loss - median) for loss in recent])
+    return median + deviations * max(deviation, FLOOR * abs(median))
+
+
+# ---------------------------------------------------------------- metrics
 
 # Dense bf16 FLOP/s of one device, by a part of its name; MFU is null for any other.
 SMOOTHING = 0.95  # share of the former in the smoothed loss: about the last 20 steps

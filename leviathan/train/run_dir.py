@@ -13,17 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from leviathan import __version__
-from leviathan.checkpoint.layout import clean_up, read_state, step_of
-from leviathan.checkpoint.load import latest_valid, read_run_config
-from leviathan.checkpoint.manifest import CONFIG, RUN, write_json
+from leviathan.checkpoint.layout import CONFIG, RUN, clean_up, read_state, step_of, write_json
+from leviathan.checkpoint.store import latest_valid, read_run_config
 from leviathan.config.identity import changed_keys, flatten
 from leviathan.config.load import dump_config
-from leviathan.config.schema import ModelConfig, OptimConfig, RunConfig
+from leviathan.config.run import ModelConfig, OptimConfig, RunConfig
 from leviathan.data.format import DatasetInfo
 from leviathan.errors import CheckpointError, ConfigError
+from leviathan.estimate.params import count_params
 from leviathan.files import write_atomic
 from leviathan.locks import lock_file
-from leviathan.model.model_stats import count_params
 from leviathan.model.transformer import meta_model
 from leviathan.optim import describe_groups
 from leviathan.parallel.launch_env import host_name

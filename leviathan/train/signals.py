@@ -3,12 +3,39 @@
 The end of the launcher counts as a signal, because its ranks could not be stopped afterwards.
 """
 
+import os
 import signal
+from collections.abc import Mapping
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from leviathan.parallel.launcher_processes import launcher_processes
 from leviathan.parallel.mesh import Mesh
+
+
+def launcher_processes(environ: Mapping[str, str] = os.environ) -> tuple[int, ...]:
+    """Process ids of this rank's launcher, nearest first; a later change means one has exited.
+
+    Empty without a launcher, because a background run may outlive its shell. For torchrun it is the
+    parent. The deepspeed command starts a process that starts the ranks, and does not forward
+    signals to it: if the command is killed, that process continues, so both are returned.
+    """
+    if "LOCAL_SIZE" in environ:
+        parent = os.getppid()
+        return parent, _parent_of(parent)
+    if "TORCHELASTIC_RUN_ID" in environ:
+        return (os.getppid(),)
+    return ()
+
+
+def _parent_of(pid: int) -> int:
+    """The parent of a process; 0 if it is unknown."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0
+    return int(stat.rpartition(")")[2].split()[1])  # "pid (name) state parent …"
+
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from leviathan.config.plan import RunPlan
-from leviathan.config.schema import RunConfig
+from leviathan.config.run import RunConfig
 from leviathan.data.loader import IGNORE, Batch
 from leviathan.engine import build_engine
 from leviathan.optim import lr_at

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
-from leviathan.parallel.ports import free_port
+from leviathan.parallel.launch_env import free_port
 
 
 def run_ranks(

@@ -9,7 +9,7 @@ import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from leviathan.parallel.ports import free_port
+from leviathan.parallel.launch_env import free_port
 
 REPOSITORY = Path(__file__).parents[2]
 STEPS = 40

@@ -21,8 +21,8 @@ from runs import (
     signal_when_at,
 )
 
-from leviathan.checkpoint.load import load_model
-from leviathan.parallel.ports import free_port
+from leviathan.checkpoint.store import load_model
+from leviathan.parallel.launch_env import free_port
 
 COMMANDS = [shlex.split(line) for line in runnable("docs/checkpoints.md")]
 # fp32 sums in another order over 40 steps at a learning rate of 0.01; seen: 2e-5 relative.

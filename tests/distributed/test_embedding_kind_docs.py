@@ -55,7 +55,7 @@ def run(copy, *words, folder=None):
 def test_its_code_passes_ruff(changed):
     files = [NEW_FILE, "leviathan/config/embedding.py", "leviathan/model/embedding/__init__.py"]
     for task in (["check"], ["format", "--check"]):
-        run(changed, "ruff", *task, *files, "leviathan/export/model_card.py", "tests/unit/model")
+        run(changed, "ruff", *task, *files, "leviathan/hf/model_card.py", "tests/unit/model")
 
 
 @pytest.mark.heavy

@@ -11,8 +11,8 @@ from ranks import run_ranks
 from runs import LAUNCHERS, PATIENCE_S, REPOSITORY, finish, launched
 
 from leviathan.errors import DataError, LeviathanError
-from leviathan.evaluate.ranks import join_ranks
-from leviathan.parallel.ports import free_port
+from leviathan.evaluate.scoring import join_ranks
+from leviathan.parallel.launch_env import free_port
 
 ITEMS = [
     ("import re\n", ["import json", "pass"]),

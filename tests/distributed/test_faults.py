@@ -16,9 +16,8 @@ import pytest
 import torch
 from runs import PATIENCE_S, curve, finish, gone, launched
 
-from leviathan.checkpoint.layout import complete_checkpoints
-from leviathan.checkpoint.load import load_model
-from leviathan.checkpoint.manifest import verify_manifest
+from leviathan.checkpoint.layout import complete_checkpoints, verify_manifest
+from leviathan.checkpoint.store import load_model
 
 MOMENTS = ("evaluation", "save", "step", "start")
 # Often, so that most moments are near one; and no two runs of a test on the same figures by chance.

@@ -3,8 +3,8 @@
 from engine_cases import ENGINES, LEVIATHAN, advance, build, config, on_each_rank
 from ranks import run_ranks
 
-from leviathan.model.memory import memory
-from leviathan.model.parallel_layout import parallel_layout
+from leviathan.estimate.layout import parallel_layout
+from leviathan.estimate.memory import memory
 
 # Padding to equal parts: the engines pad to whole rows or a few elements a parameter. These
 # models are tiny (7,000 parameters), so that it shows.

@@ -15,7 +15,7 @@ from documentation import runnable
 from runs import PATIENCE_S, REPOSITORY, curve, finish, launched, lines
 from two_hosts import TwoHosts, missing
 
-from leviathan.parallel.ports import free_port
+from leviathan.parallel.launch_env import free_port
 
 COMMANDS = [shlex.split(line) for line in runnable("launch/README.md")]
 MODULES = {

@@ -7,7 +7,7 @@ from torch.distributed._composable.checkpoint_activation import checkpoint
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from leviathan.config.schema import ModelConfig
+from leviathan.config.run import ModelConfig
 from leviathan.model.init import init_weights
 from leviathan.model.transformer import CausalLM
 

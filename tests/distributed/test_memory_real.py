@@ -6,10 +6,10 @@ from engine_cases import build, fresh_world
 from held import Held, storages
 from ranks import run_ranks
 
-from leviathan.config.schema import RunConfig
+from leviathan.config.run import RunConfig
 from leviathan.data.loader import Batch
-from leviathan.model.memory import memory
-from leviathan.model.parallel_layout import parallel_layout
+from leviathan.estimate.layout import parallel_layout
+from leviathan.estimate.memory import memory
 
 # Promised; seen: 3 %, and 9 % for ZeRO-3, which gathers parameters as it sees fit.
 ERROR = 0.1

@@ -10,12 +10,11 @@ from ranks import run_ranks
 from runs import PATIENCE_S, REPOSITORY
 
 from leviathan.config.load import load_config
-from leviathan.config.schema import RunConfig
-from leviathan.parallel.launch_env import read_launch_env
+from leviathan.config.run import RunConfig
+from leviathan.parallel.launch_env import free_port, read_launch_env
 from leviathan.parallel.mesh import init_mesh, leave_mesh
-from leviathan.parallel.ports import free_port
+from leviathan.preflight.checks import Report
 from leviathan.preflight.probe import time_compute
-from leviathan.preflight.report import Report
 
 
 def timed(run_file, core):

@@ -24,7 +24,7 @@ from ranks import run_ranks
 
 from leviathan.data.loader import PADDING_SAMPLE, TrainLoader
 from leviathan.errors import CheckpointError
-from leviathan.parallel.ports import free_port
+from leviathan.parallel.launch_env import free_port
 
 # Losses on another number of ranks, after up to 5 updates: fp32 sums in another order, and Adam's
 # division by √v. Seen: 4e-7 relative.

@@ -19,7 +19,7 @@ from runs import (
     signal_when_at,
 )
 
-from leviathan.checkpoint.load import load_model
+from leviathan.checkpoint.store import load_model
 
 
 def test_interrupted_and_resumed_equals_undisturbed(run_file):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from leviathan.parallel.ports import free_port
+from leviathan.parallel.launch_env import free_port
 
 REPOSITORY = Path(__file__).parents[2]
 SIZES = 0.03  # of a checkpoint: DCP's own index is not in the estimate

@@ -169,7 +169,7 @@ def test_the_ray_command(place: Path) -> None:
 def test_the_format_of_other_converters_is_a_configuration() -> None:
     import yaml
 
-    from leviathan.config.schema import DataConfig
+    from leviathan.config.run import DataConfig
 
     section = README.split("## Datasets of other converters")[1]
     block = re.search(r"^```yaml\n(.*?)^```", section, re.DOTALL | re.MULTILINE)

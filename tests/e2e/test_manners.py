@@ -98,7 +98,7 @@ def test_secrets_stay_out_and_modes_follow_the_umask(
     output += leviathan(work, "prep", tmp_path / "prep.yaml", wrong, "out=other", status=2)
     output += leviathan(work, "prep", tmp_path / "prep.yaml", f"seq_len={urls[0]}", status=2)
     stored = leviathan(work, "train", "run/config.yaml", "run_dir=b", "data.path=c", status=2)
-    assert "give the URL again" in stored
+    assert "url.hidden_credentials" in stored
 
     for secret in SECRETS:
         assert secret not in output + stored

@@ -4,9 +4,8 @@ import os
 
 import pytest
 
-from leviathan.parallel.launch_env import read_launch_env
+from leviathan.parallel.launch_env import free_port, read_launch_env
 from leviathan.parallel.mesh import init_mesh, leave_mesh
-from leviathan.parallel.ports import free_port
 
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 LAUNCHER_VARIABLES += ("MASTER_ADDR", "MASTER_PORT")

@@ -4,7 +4,7 @@ import pytest
 from errors import raises_error
 
 from leviathan.config.load import dump_config, load_config
-from leviathan.config.schema import DataConfig, PrepConfig
+from leviathan.config.run import DataConfig, PrepConfig
 from leviathan.console import say
 from leviathan.credentials import are_hidden, cleaned, without_credentials
 from leviathan.data.dataset import open_dataset

@@ -12,7 +12,7 @@ from typer.main import get_command
 
 from leviathan.cli import app
 from leviathan.config.load import load_config
-from leviathan.config.schema import PrepConfig, RunConfig
+from leviathan.config.run import PrepConfig, RunConfig
 from leviathan.experiments.expand import load_experiment
 
 PROGRAM = get_command(app)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from leviathan.config.suggest import did_you_mean
+from leviathan.config.explain import did_you_mean
 from leviathan.console import progress_bar
 from leviathan.data.format import (
     COUNTS_FILE,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from leviathan.config.schema import PrepConfig
-from leviathan.config.suggest import did_you_mean
+from leviathan.config.explain import did_you_mean
+from leviathan.config.run import PrepConfig
 from leviathan.console import say
 from leviathan.data.format import REJECTS_FILE, DatasetInfo, token_dtype
 from leviathan.data.prepare.readers import Document, read

@@ -16,7 +16,7 @@ from typing import IO, Any, Literal
 
 from typing_extensions import override
 
-from leviathan.config.schema import PrepConfig
+from leviathan.config.run import PrepConfig
 from leviathan.data.prepare.hub import HubSource, read_hub
 from leviathan.data.prepare.records import (
     NO_SUBSET,

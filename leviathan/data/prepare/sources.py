@@ -11,7 +11,7 @@ from typing import IO, Any, Literal
 
 from typing_extensions import override
 
-from leviathan.config.schema import HubConfig, PrepConfig, SourceConfig, ValidationConfig
+from leviathan.config.run import HubConfig, PrepConfig, SourceConfig, ValidationConfig
 from leviathan.console import say
 from leviathan.credentials import without_credentials
 from leviathan.data.filesystem import open_filesystem, readable_error

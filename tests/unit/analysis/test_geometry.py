@@ -6,8 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leviathan.analysis.geometry import geometry, isotropy, mean_cosine, neighbors, similarity
-from leviathan.analysis.inspect import inspect, inspect_text
+from leviathan.report.geometry import (
+    geometry,
+    inspect,
+    inspect_text,
+    isotropy,
+    mean_cosine,
+    neighbors,
+    similarity,
+)
 
 RANDOM = np.random.default_rng(0)
 

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leviathan.analysis import plots
-from leviathan.analysis.curves import band, difference, smoothed, tokens_to
-from leviathan.analysis.figure import VARIABLES
+from leviathan.report import figures as plots
+from leviathan.report.curves import band, difference, smoothed, tokens_to
+from leviathan.report.figures import VARIABLES
 
 
 def curve(label: str, losses: list[Any], base: list[Any] | None = None) -> dict[str, Any]:

@@ -14,10 +14,10 @@ import yaml
 from errors import raises_error
 from scipy import stats
 
-from leviathan.analysis.compare import compare
-from leviathan.analysis.loss_table import read_loss_table
-from leviathan.analysis.page_parts import downstream
-from leviathan.analysis.report import build_report, terminal_table
+from leviathan.report.compare import compare
+from leviathan.report.fit import read_loss_table
+from leviathan.report.html import downstream
+from leviathan.report.report import build_report, terminal_table
 
 MakeRun = Any
 
@@ -530,5 +530,5 @@ def test_damaged_evaluation(make_run: MakeRun, tmp_path: Path) -> None:
 
 
 def test_needs_no_torch() -> None:
-    code = "import sys, leviathan.analysis.report; sys.exit('torch' in sys.modules)"
+    code = "import sys, leviathan.report.report; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

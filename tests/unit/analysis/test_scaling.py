@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from errors import raises_error
 
-from leviathan.analysis import scaling
-from leviathan.analysis.fit import fit_table, fit_text
-from leviathan.analysis.scaling import Points
 from leviathan.errors import DataError
+from leviathan.report import scaling_law as scaling
+from leviathan.report.fit import fit_table, fit_text
+from leviathan.report.scaling_law import Points
 
 PUBLISHED = Path(__file__).parents[3] / "configs" / "experiments" / "published.csv"
 PLANTED = {"E": 1.7, "alpha": 0.34, "beta": 0.28}

@@ -10,18 +10,20 @@ from errors import raises_error
 from torch import nn
 
 from leviathan.checkpoint.dcp import save_shards
-from leviathan.checkpoint.init_from import check_init_from
 from leviathan.checkpoint.layout import step_dir
-from leviathan.checkpoint.load import load_model, weight_shards
-from leviathan.checkpoint.save import save_checkpoint
-from leviathan.checkpoint.save_future import SaveFuture
-from leviathan.config.schema import RunConfig
+from leviathan.checkpoint.store import (
+    SaveFuture,
+    check_init_from,
+    load_model,
+    save_checkpoint,
+    weight_shards,
+)
+from leviathan.config.run import RunConfig
 from leviathan.data.tokenizer import Tokenizer, load_tokenizer
 from leviathan.errors import CheckpointError, ConfigError
 from leviathan.model.init import init_weights
 from leviathan.model.transformer import CausalLM
-from leviathan.preflight.report import Report
-from leviathan.preflight.run_checks import check_first_weights
+from leviathan.preflight.checks import Report, check_first_weights
 from leviathan.train.loop import first_weights, new_model
 
 LEVIATHAN = {"kind": "leviathan", "d_seed": 4, "heads": 2, "knots": 4, "rank": 3}

@@ -6,16 +6,10 @@ import pytest
 import torch
 
 from leviathan.checkpoint.layout import complete_checkpoints, prune, step_dir, step_of
-from leviathan.checkpoint.retention import (
-    SMALL_FILES,
-    checkpoint_bytes,
-    retention,
-    scheduled_saves,
-)
-from leviathan.config.schema import DeepSpeedConfig, Fsdp2Config, RunConfig
+from leviathan.checkpoint.store import SMALL_FILES, checkpoint_bytes, retention, scheduled_saves
+from leviathan.config.run import DeepSpeedConfig, Fsdp2Config, RunConfig
 from leviathan.parallel.mesh import leave_mesh
-from leviathan.preflight.report import Report
-from leviathan.preflight.run_checks import check_checkpoints
+from leviathan.preflight.checks import Report, check_checkpoints
 from leviathan.train.checkpoint_manager import check_disk_space
 from leviathan.train.loop import train
 

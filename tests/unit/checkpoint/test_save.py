@@ -18,20 +18,27 @@ from leviathan.checkpoint.describe import checkpoints_table, list_checkpoints
 from leviathan.checkpoint.layout import (
     clean_up,
     complete_checkpoints,
+    fingerprint,
     prune,
     read_state,
     resolve_checkpoint,
     step_dir,
     step_of,
+    verify_manifest,
 )
-from leviathan.checkpoint.load import latest_valid, load_model, verify_checkpoint, weight_shards
-from leviathan.checkpoint.manifest import fingerprint, verify_manifest
-from leviathan.checkpoint.save import save_checkpoint, try_saving
-from leviathan.checkpoint.save_future import SaveFuture
-from leviathan.config.schema import CheckpointConfig, RunConfig
+from leviathan.checkpoint.store import (
+    SaveFuture,
+    latest_valid,
+    load_model,
+    save_checkpoint,
+    try_saving,
+    verify_checkpoint,
+    weight_shards,
+)
+from leviathan.config.run import CheckpointConfig, RunConfig
 from leviathan.errors import CheckpointError
+from leviathan.estimate.params import count_params
 from leviathan.model.init import init_weights
-from leviathan.model.model_stats import count_params
 from leviathan.model.transformer import CausalLM
 
 

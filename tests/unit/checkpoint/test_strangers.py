@@ -12,12 +12,12 @@ from errors import raises_error
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from leviathan.checkpoint.dcp import FlatShard, load_shards, save_shards, stored_shapes
-from leviathan.checkpoint.load import load_model
+from leviathan.checkpoint.store import load_model
 from leviathan.config.load import load_config
-from leviathan.config.schema import ModelConfig, RunConfig
+from leviathan.config.run import ModelConfig, RunConfig
 from leviathan.errors import CheckpointError
 from leviathan.evaluate.frequency import read_counts
-from leviathan.evaluate.llama_folder import read_llama_model
+from leviathan.hf.llama import read_llama_model
 
 LLAMA = ModelConfig(d_model=8, n_layers=1, n_heads=2, vocab_size=16, embedding={"kind": "tied"})
 

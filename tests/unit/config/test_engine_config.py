@@ -5,7 +5,7 @@ from errors import raises_error
 from pydantic import TypeAdapter
 
 from leviathan.config.load import load_config
-from leviathan.config.schema import DeepSpeedConfig, EngineChoice, Fsdp2Config, RunConfig
+from leviathan.config.run import DeepSpeedConfig, EngineChoice, Fsdp2Config, RunConfig
 
 RUN = """
 run_dir: run

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from leviathan.config.load import load_config
-from leviathan.config.schema import ModelFile, PrepConfig, RunConfig
+from leviathan.config.run import ModelFile, PrepConfig, RunConfig
 
 ROOT = Path(__file__).parents[3]
 SCHEMAS = {"model": ModelFile, "run": RunConfig, "data": PrepConfig}

@@ -13,7 +13,7 @@ from leviathan.config.identity import (
     flatten,
     within,
 )
-from leviathan.config.schema import RunConfig
+from leviathan.config.run import RunConfig
 
 
 def test_every_key_is_one_of_the_schema() -> None:

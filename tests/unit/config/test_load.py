@@ -6,7 +6,7 @@ import pytest
 from errors import raises_error
 
 from leviathan.config.load import dump_config, load_config, parse_config
-from leviathan.config.schema import LeviathanConfig, PrepConfig, RunConfig, TiedConfig
+from leviathan.config.run import LeviathanConfig, PrepConfig, RunConfig, TiedConfig
 from leviathan.errors import ConfigError
 
 GOOD = """\

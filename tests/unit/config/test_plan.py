@@ -4,7 +4,7 @@ import pytest
 from errors import raises_error
 
 from leviathan.config.plan import RunPlan
-from leviathan.config.schema import RunConfig
+from leviathan.config.run import RunConfig
 
 CONFIG = RunConfig.model_validate(
     {

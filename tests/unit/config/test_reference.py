@@ -7,7 +7,7 @@ import pytest
 from leviathan.config import reference
 from leviathan.config.experiment import ExperimentConfig
 from leviathan.config.explain import _all_keys
-from leviathan.config.schema import PrepConfig, RunConfig
+from leviathan.config.run import PrepConfig, RunConfig
 
 
 def test_the_page_is_up_to_date():

@@ -3,11 +3,10 @@
 import pytest
 from errors import raises_error
 
-from leviathan.config.explain import _all_keys
+from leviathan.config.data import PrepConfig
+from leviathan.config.explain import SYNONYMS, _all_keys, did_you_mean, nearest
 from leviathan.config.load import parse_config
-from leviathan.config.preparation import PrepConfig
-from leviathan.config.schema import ModelFile, RunConfig
-from leviathan.config.suggest import SYNONYMS, did_you_mean, nearest
+from leviathan.config.run import ModelFile, RunConfig
 
 KNOWN = {".".join(k) for schema in (RunConfig, PrepConfig, ModelFile) for k in _all_keys(schema)}
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from leviathan.config.schema import PrepConfig
+from leviathan.config.run import PrepConfig
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import streaming
 import torch
 from errors import raises_error
 
-from leviathan.config.schema import DataConfig
+from leviathan.config.run import DataConfig
 from leviathan.data.dataset import Dataset, open_dataset, save_tokenizer
 from leviathan.data.loader import IGNORE, TrainLoader, eval_batches
 from leviathan.data.tokenizer import load_tokenizer

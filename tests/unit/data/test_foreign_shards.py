@@ -13,7 +13,7 @@ import streaming
 from errors import raises_error
 from streaming.base.util import merge_index
 
-from leviathan.config.schema import DataConfig
+from leviathan.config.run import DataConfig
 from leviathan.data.dataset import Dataset, open_dataset
 from leviathan.data.foreign_mds import ForeignShardReader
 from leviathan.data.mds import read_index

@@ -11,7 +11,7 @@ import pytest
 import torch
 from errors import raises_error
 
-from leviathan.config.schema import ModelConfig
+from leviathan.config.run import ModelConfig
 from leviathan.data.format import DatasetInfo
 from leviathan.data.loader import (
     IGNORE,

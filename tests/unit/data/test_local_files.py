@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from errors import raises_error
 
-from leviathan.config.schema import PrepConfig
+from leviathan.config.run import PrepConfig
 from leviathan.data.mds import ShardReader
 from leviathan.data.prepare import prepare
 from leviathan.data.prepare.readers import Document, read

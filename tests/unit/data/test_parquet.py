@@ -11,7 +11,7 @@ import pyarrow.parquet
 import pytest
 from errors import raises_error
 
-from leviathan.config.schema import PrepConfig
+from leviathan.config.run import PrepConfig
 from leviathan.data.prepare import prepare
 from leviathan.data.prepare.readers import (
     Document,

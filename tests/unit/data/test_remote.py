@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from errors import raises_error
 
-from leviathan.config.schema import DataConfig, PrepConfig
+from leviathan.config.run import DataConfig, PrepConfig
 from leviathan.data import remote
 from leviathan.data.dataset import open_dataset
 from leviathan.data.format import DatasetInfo

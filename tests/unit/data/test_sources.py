@@ -18,7 +18,7 @@ import pytest
 import zstandard
 from errors import raises_error
 
-from leviathan.config.schema import PrepConfig
+from leviathan.config.run import PrepConfig
 from leviathan.data.encoders import GigatokenEncoder
 from leviathan.data.format import DatasetInfo
 from leviathan.data.mds import ShardReader

@@ -2,8 +2,8 @@ import pytest
 from errors import raises_error
 
 from leviathan.config.plan import RunPlan
-from leviathan.config.schema import RunConfig
-from leviathan.engine.deepspeed_json import deepspeed_json
+from leviathan.config.run import RunConfig
+from leviathan.engine.deepspeed import deepspeed_json
 
 
 def plan(world_size=2, **engine):

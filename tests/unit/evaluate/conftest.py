@@ -9,10 +9,15 @@ import pytest
 import torch
 
 from leviathan.checkpoint.dcp import FlatShard, save_shards
-from leviathan.checkpoint.layout import step_dir
-from leviathan.checkpoint.manifest import file_names, fingerprint, write_json, write_manifest
+from leviathan.checkpoint.layout import (
+    file_names,
+    fingerprint,
+    step_dir,
+    write_json,
+    write_manifest,
+)
 from leviathan.config.load import dump_config
-from leviathan.config.schema import RunConfig
+from leviathan.config.run import RunConfig
 from leviathan.data.format import DatasetInfo
 from leviathan.data.tokenizer import load_tokenizer
 from leviathan.model.init import init_weights

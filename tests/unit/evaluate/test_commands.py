@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from errors import raises_error
 
-from leviathan.analysis.report import build_report
 from leviathan.data.format import DatasetInfo
 from leviathan.evaluate.perplexity import perplexity
+from leviathan.report.report import build_report
 
 PLOT_ENDS = ("svg", "png")
 

@@ -11,7 +11,7 @@ import pytest
 from documentation import runnable
 from seven import write_items
 
-from leviathan.parallel.ports import free_port
+from leviathan.parallel.launch_env import free_port
 
 REPOSITORY = Path(__file__).parents[3]
 LAUNCHERS = {

@@ -11,7 +11,7 @@ import streaming
 import yaml
 from errors import raises_error
 
-from leviathan.checkpoint.manifest import file_names, fingerprint, write_manifest
+from leviathan.checkpoint.layout import file_names, fingerprint, write_manifest
 from leviathan.data.dataset import open_dataset
 from leviathan.evaluate.frequency import frequency
 from leviathan.evaluate.perplexity import perplexity

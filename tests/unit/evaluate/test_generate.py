@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from errors import raises_error
 
+from leviathan.evaluate.generate import as_text, generate_texts, read_prompts
 from leviathan.evaluate.scoring import open_checkpoint
-from leviathan.export.hf_llama import export
-from leviathan.generate import as_text, generate_texts, read_prompts
-from leviathan.model.decode import Sampling
+from leviathan.hf.export import export
+from leviathan.model.kv_cache import Sampling
 
 PROMPTS = ["def wrap(text", "", "import json\nclass"]
 

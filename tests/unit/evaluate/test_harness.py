@@ -9,7 +9,7 @@ import torch
 from errors import raises_error
 from lm_eval.api.instance import Instance
 
-from leviathan.evaluate.harness import LeviathanLM, results_table, run_tasks
+from leviathan.evaluate.harness.model import LeviathanLM, results_table, run_tasks
 from leviathan.evaluate.scoring import LoadedCheckpoint, open_checkpoint
 
 TOLERANCE = 1e-4  # nats a request, fp32, over batch sizes and orders
@@ -275,7 +275,7 @@ def test_not_finite_is_no_number(
     loaded = open_checkpoint(runs["tied"])
     with torch.no_grad():
         loaded.model.model.norm.weight.fill_(math.nan)
-    monkeypatch.setattr("leviathan.evaluate.harness.open_checkpoint", lambda *_: loaded)
+    monkeypatch.setattr("leviathan.evaluate.harness.model.open_checkpoint", lambda *_: loaded)
     monkeypatch.setattr(LoadedCheckpoint, "result_dir", lambda self: None)
     result = run_tasks(runs["tied"], ["next_line"], choices)
     assert result["results"]["next_line"]["acc,none"] is None

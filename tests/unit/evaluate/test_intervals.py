@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from leviathan.evaluate.harness.model import results_table
 from leviathan.evaluate.intervals import (
     Interval,
     _freedom,
@@ -13,7 +14,6 @@ from leviathan.evaluate.intervals import (
     over_documents,
     over_seeds,
 )
-from leviathan.evaluate.results import results_table
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from errors import raises_error
 from llama_folders import edit_json, llama3, write_llama_folder
 from lm_eval.api.instance import Instance
 
-from leviathan.evaluate.harness import LeviathanLM
+from leviathan.evaluate.generate import generate_texts
+from leviathan.evaluate.harness.model import LeviathanLM
 from leviathan.evaluate.scoring import open_checkpoint
-from leviathan.export.from_llama import import_llama
-from leviathan.generate import generate_texts
+from leviathan.hf.importer import import_llama
 
 TOLERANCE = 1e-4  # nats a request, fp32, other kernels
 WINDOW = 64

@@ -12,7 +12,7 @@ from llama_folders import BOS, EOS, EXTRA, SHAPES, edit_json, llama3, write_toke
 
 from leviathan.data.id_comparison import comparison_texts
 from leviathan.data.tokenizer import END_OF_TEXT
-from leviathan.evaluate.llama_tokenizer import read_llama_tokenizer
+from leviathan.hf.tokenizer import read_llama_tokenizer
 
 # format → names in the error; None: it is accepted
 OUTCOMES: dict[str, list[str] | None] = {

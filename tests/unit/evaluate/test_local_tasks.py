@@ -9,19 +9,17 @@ import pytest
 from errors import raises_error
 from seven import ITEMS, TASKS, write_items
 
-from leviathan.evaluate.definitions import TASKS as EVAL
-from leviathan.evaluate.definitions import definitions
-from leviathan.evaluate.harness import (
+from leviathan.evaluate.harness.model import (
     BUILTIN,
     LeviathanLM,
     evaluate_model,
     results_table,
     run_tasks,
 )
+from leviathan.evaluate.harness.tasks import RECORDS, check_records, definitions, find_task_files
+from leviathan.evaluate.harness.tasks import TASKS as EVAL
 from leviathan.evaluate.scoring import open_checkpoint
-from leviathan.evaluate.task_files import find_task_files
-from leviathan.evaluate.task_records import RECORDS, check_records
-from leviathan.export.hf_llama import export
+from leviathan.hf.export import export
 
 SAMPLE_TOLERANCE = 1e-3  # nats a request of up to 100 tokens, fp32, other kernels
 

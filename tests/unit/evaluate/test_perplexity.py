@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from errors import raises_error
 
-from leviathan.checkpoint.load import load_model
+from leviathan.checkpoint.store import load_model
 from leviathan.data.dataset import open_dataset
 from leviathan.data.format import DatasetInfo
 from leviathan.data.mds import ShardReader

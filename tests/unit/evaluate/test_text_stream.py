@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from leviathan.data.tokenizer import Tokenizer, load_tokenizer
-from leviathan.evaluate.text_stream import TextStream
+from leviathan.evaluate.generate import TextStream
 
 
 @pytest.fixture(scope="module")

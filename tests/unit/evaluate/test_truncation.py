@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leviathan.evaluate.truncation import TruncationCounts, fit_prompt
+from leviathan.evaluate.generate import TruncationCounts, fit_prompt
 
 
 @given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 128))

@@ -11,12 +11,12 @@ import pytest
 import yaml
 from errors import raises_error
 
-from leviathan.analysis.report import build_report
 from leviathan.checkpoint.layout import complete_checkpoints
-from leviathan.config.schema import PrepConfig
+from leviathan.config.run import PrepConfig
 from leviathan.data.prepare import prepare
 from leviathan.experiments.execute import run_experiment
 from leviathan.experiments.expand import load_experiment
+from leviathan.report.report import build_report
 
 SMALL = Path(__file__).parents[3] / "configs" / "run" / "small.yaml"
 

@@ -11,13 +11,13 @@ from errors import raises_error
 
 from leviathan.config.identity import flatten
 from leviathan.config.load import load_config
-from leviathan.config.schema import RunConfig
+from leviathan.config.run import RunConfig
 from leviathan.errors import ConfigError
+from leviathan.estimate.layout import parallel_layout
+from leviathan.estimate.memory import memory
 from leviathan.experiments.emit import emit_experiment
 from leviathan.experiments.expand import load_experiment
 from leviathan.experiments.plan import plan_experiment, plan_table
-from leviathan.model.memory import memory
-from leviathan.model.parallel_layout import parallel_layout
 
 ROOT = Path(__file__).parents[3]
 EXPERIMENTS = ROOT / "configs" / "experiments"

@@ -7,17 +7,15 @@ import torch
 from errors import raises_error
 
 from leviathan.checkpoint.dcp import FlatShard, save_shards
-from leviathan.checkpoint.save import save_checkpoint
-from leviathan.checkpoint.save_future import SaveFuture
-from leviathan.config.schema import RunConfig
+from leviathan.checkpoint.store import SaveFuture, save_checkpoint
+from leviathan.config.run import RunConfig
 from leviathan.data.tokenizer import load_tokenizer
-from leviathan.evaluate.llama_tokenizer import read_llama_tokenizer
-from leviathan.export.hf_llama import export
+from leviathan.hf.export import export
+from leviathan.hf.tokenizer import read_llama_tokenizer
 from leviathan.model.init import init_weights
 from leviathan.model.transformer import CausalLM
-from leviathan.parallel.launch_env import read_launch_env
+from leviathan.parallel.launch_env import free_port, read_launch_env
 from leviathan.parallel.mesh import init_mesh, leave_mesh
-from leviathan.parallel.ports import free_port
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ import pytest
 import torch
 from errors import raises_error
 
-from leviathan.checkpoint.load import load_model, resolve_valid
-from leviathan.config.schema import ModelConfig
+from leviathan.checkpoint.store import load_model, resolve_valid
+from leviathan.config.run import ModelConfig
 from leviathan.data.tokenizer import load_tokenizer
-from leviathan.export.from_llama import import_llama
-from leviathan.export.hf_llama import export, export_model
-from leviathan.model.embedding import KINDS
+from leviathan.hf.export import export, export_model
+from leviathan.hf.importer import import_llama
+from leviathan.model.embeddings import KINDS
 from leviathan.model.init import init_weights
 from leviathan.model.transformer import CausalLM
 

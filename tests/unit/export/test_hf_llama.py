@@ -9,12 +9,11 @@ import pytest
 import torch
 from errors import raises_error
 
-from leviathan.config.schema import ModelConfig
+from leviathan.config.run import ModelConfig
 from leviathan.data.tokenizer import CL100K_PATTERN, END_OF_TEXT, Tokenizer, load_tokenizer
-from leviathan.evaluate.llama_tokenizer import read_llama_tokenizer
-from leviathan.export.folder import MARKER, replaced_atomically
-from leviathan.export.hf_llama import SAMPLE_TEXT, export_model
-from leviathan.model.embedding import KINDS
+from leviathan.hf.export import MARKER, SAMPLE_TEXT, export_model, replaced_atomically
+from leviathan.hf.tokenizer import read_llama_tokenizer
+from leviathan.model.embeddings import KINDS
 from leviathan.model.init import init_weights
 from leviathan.model.transformer import CausalLM
 

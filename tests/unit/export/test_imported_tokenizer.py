@@ -19,13 +19,13 @@ from llama_folders import (
 )
 
 from leviathan.checkpoint.describe import checkpoint_info, list_checkpoints
-from leviathan.checkpoint.load import resolve_valid
-from leviathan.checkpoint.manifest import read_manifest
+from leviathan.checkpoint.layout import read_manifest
+from leviathan.checkpoint.store import resolve_valid
 from leviathan.data.comparison_texts import FIXED_TEXTS
 from leviathan.data.tokenizer import load_tokenizer
 from leviathan.evaluate.scoring import open_checkpoint
-from leviathan.export.from_llama import import_llama
-from leviathan.export.hf_llama import export
+from leviathan.hf.export import export
+from leviathan.hf.importer import import_llama
 
 SPECIAL_TEXTS = [
     f"{BOS}user{EXTRA}\n\nHello{EOS}",
@@ -176,7 +176,7 @@ def test_a_prefix_cannot_be_added_to_it(run_dir: Path, tmp_path: Path) -> None:
 def test_a_checkpoint_of_an_earlier_import_is_named(
     run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from leviathan.checkpoint.manifest import file_names, fingerprint, write_manifest
+    from leviathan.checkpoint.layout import file_names, fingerprint, write_manifest
 
     shutil.copytree(run_dir, tmp_path, dirs_exist_ok=True)
     (checkpoint,) = (tmp_path / "checkpoints").iterdir()
@@ -202,7 +202,7 @@ def test_what_transformers_makes_of_it_counts(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A key that this project treats as harmless, but that changes ids in transformers."""
-    import leviathan.evaluate.llama_tokenizer as reader
+    import leviathan.hf.tokenizer as reader
 
     shutil.copytree(source, tmp_path / "llama")
     edit_json(tmp_path / "llama" / "tokenizer_config.json", lambda c: c.update(novelty=True))
@@ -227,7 +227,7 @@ def test_what_transformers_makes_of_it_counts(
 
 def test_given_folders(shared: Path, tiny_dataset: Path, tmp_path: Path) -> None:
     """A normalizer is refused by name everywhere; the same folder without it is accepted."""
-    from leviathan.evaluate.harness import run_tasks
+    from leviathan.evaluate.harness.model import run_tasks
     from leviathan.evaluate.perplexity import perplexity
 
     folders = shared / "data/broken/formats/llama_folders"

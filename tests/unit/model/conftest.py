@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from leviathan.config.schema import ModelConfig
+from leviathan.config.run import ModelConfig
 from leviathan.model.init import init_weights
 from leviathan.model.transformer import CausalLM
 

@@ -9,10 +9,10 @@ from test_parallel_layout import NORM, TABLE, N, model
 from typer.testing import CliRunner
 
 from leviathan.config.load import load_config
-from leviathan.config.schema import ModelFile
-from leviathan.model.cost_model import USABLE_MEMORY, Hardware, estimate, recommend, traffic
-from leviathan.model.model_stats import count_params
-from leviathan.model.parallel_layout import ParallelLayout
+from leviathan.config.run import ModelFile
+from leviathan.estimate.cost_model import USABLE_MEMORY, Hardware, estimate, recommend, traffic
+from leviathan.estimate.layout import ParallelLayout
+from leviathan.estimate.params import count_params
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 

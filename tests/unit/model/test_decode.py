@@ -3,15 +3,15 @@
 import pytest
 import torch
 
-from leviathan.config.schema import ModelConfig
-from leviathan.model.decode import (
+from leviathan.config.run import ModelConfig
+from leviathan.model.init import init_weights
+from leviathan.model.kv_cache import (
     DecodeState,
     Sampling,
     generate,
     pick,
     with_materialized_embedding,
 )
-from leviathan.model.init import init_weights
 from leviathan.model.transformer import CausalLM
 
 END, VOCABULARY, CONTEXT = 0, 61, 24

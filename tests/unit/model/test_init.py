@@ -6,13 +6,13 @@ import sys
 import pytest
 import torch
 
-from leviathan.model.embedding import KINDS
+from leviathan.model.embeddings import KINDS
 from leviathan.model.init import init_weights
 from leviathan.model.transformer import CausalLM
 
 HASH = """
 import hashlib, json, sys, torch
-from leviathan.config.schema import ModelConfig
+from leviathan.config.run import ModelConfig
 from leviathan.model.init import init_weights
 from leviathan.model.transformer import CausalLM
 torch.set_num_threads(int(sys.argv[2]))

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from leviathan.config.load import load_config
-from leviathan.config.schema import ModelConfig, ModelFile
-from leviathan.model.embedding import KINDS
-from leviathan.model.model_stats import count_params
+from leviathan.config.run import ModelConfig, ModelFile
+from leviathan.estimate.params import count_params
+from leviathan.model.embeddings import KINDS
 from leviathan.model.transformer import CausalLM
 
 CONFIGS = Path(__file__).parents[3] / "configs"

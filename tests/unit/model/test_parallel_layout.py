@@ -6,11 +6,11 @@ import pytest
 from errors import raises_error
 
 from leviathan.config.load import load_config
-from leviathan.config.schema import ModelConfig, ModelFile, RunConfig
-from leviathan.model.embedding import KINDS
-from leviathan.model.memory import memory
-from leviathan.model.model_stats import count_params
-from leviathan.model.parallel_layout import ParallelLayout, parallel_layout, sizes
+from leviathan.config.run import ModelConfig, ModelFile, RunConfig
+from leviathan.estimate.layout import ParallelLayout, parallel_layout, sizes
+from leviathan.estimate.memory import memory
+from leviathan.estimate.params import count_params
+from leviathan.model.embeddings import KINDS
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 # A block: 4 · 8² of attention, 3 · 8 · 32 of the MLP, two norms of 8: 1,040. Tables: 64 · 8 = 512.

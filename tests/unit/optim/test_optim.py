@@ -7,7 +7,7 @@ from errors import raises_error
 from pydantic import ValidationError
 from torch import nn
 
-from leviathan.config.schema import ModelConfig, OptimConfig
+from leviathan.config.run import ModelConfig, OptimConfig
 from leviathan.model.init import init_weights
 from leviathan.model.transformer import CausalLM
 from leviathan.optim import (

@@ -7,8 +7,8 @@ import pytest
 from errors import raises_error
 
 from leviathan.parallel.launch_env import LaunchEnv, read_launch_env
-from leviathan.parallel.launcher_processes import launcher_processes
 from leviathan.parallel.mesh import init_mesh
+from leviathan.train.signals import launcher_processes
 
 
 def test_alone_is_a_world_of_one():
@@ -82,7 +82,7 @@ def test_an_unreachable_world_is_one_message(monkeypatch):
 # A launcher that starts a launcher that starts a rank; the outermost one is killed.
 FAMILY = """
 import os, sys, time
-from leviathan.parallel.launcher_processes import launcher_processes
+from leviathan.train.signals import launcher_processes
 outer = os.getpid()
 if os.fork() == 0:
     if os.fork() == 0:

@@ -11,26 +11,27 @@ import pytest
 import streaming
 from errors import raises_error
 
-from leviathan.checkpoint.retention import retention
+from leviathan.checkpoint.store import retention
 from leviathan.config.load import load_config
 from leviathan.config.plan import RunPlan
-from leviathan.config.schema import RunConfig
+from leviathan.config.run import RunConfig
 from leviathan.errors import DataError
+from leviathan.estimate.cost_model import Hardware
 from leviathan.launch.commands import Request
 from leviathan.launch.hosts import Host
-from leviathan.model.cost_model import Hardware
-from leviathan.parallel.ports import free_port
-from leviathan.preflight import node_checks
+from leviathan.parallel.launch_env import free_port
+from leviathan.preflight import checks as node_checks
 from leviathan.preflight.check import CheckOptions, find_target
-from leviathan.preflight.data_checks import check_data
-from leviathan.preflight.report import Report, table
-from leviathan.preflight.run_checks import (
+from leviathan.preflight.checks import (
+    Report,
     Target,
     check_checkpoints,
     check_cost,
+    check_data,
     check_memory,
     check_ranks,
     check_run_dir,
+    table,
 )
 from leviathan.train.run_dir import lock_run_dir
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from leviathan.config.schema import RunConfig
+from leviathan.config.run import RunConfig
 from leviathan.parallel.mesh import leave_mesh
 from leviathan.train.loop import train
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 from errors import raises_error
 
-from leviathan.config.schema import RunConfig
-from leviathan.model.model_stats import count_params
+from leviathan.config.run import RunConfig
+from leviathan.estimate.params import count_params
 from leviathan.train.checkpoint_manager import check_disk_space
 
 

@@ -6,7 +6,7 @@ import socket
 import psutil
 import pytest
 
-from leviathan.train.cpu_load import CpuLoad, CpuTimes, local_pids, read_cpu_times
+from leviathan.train.step_timer import CpuLoad, CpuTimes, local_pids, read_cpu_times
 
 CORES = psutil.cpu_count() or 1
 

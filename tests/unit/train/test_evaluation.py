@@ -9,7 +9,7 @@ import torch
 from errors import raises_error
 
 from leviathan.config.plan import RunPlan
-from leviathan.evaluate.harness import run_tasks
+from leviathan.evaluate.harness.model import run_tasks
 from leviathan.evaluate.in_loop import preserved_rng_state
 from leviathan.evaluate.perplexity import perplexity
 

@@ -6,9 +6,9 @@ import pytest
 from errors import raises_error
 
 from leviathan.engine.base import StepStats
-from leviathan.train.cpu_load import CpuLoad, CpuTimes
 from leviathan.train.metrics import Metrics
 from leviathan.train.metrics_log import rewind
+from leviathan.train.step_timer import CpuLoad, CpuTimes
 
 
 def metrics(path, step=0, tokens=0):

@@ -6,7 +6,7 @@ import json
 import pytest
 from errors import raises_error
 
-from leviathan.train.profiling import ProfileConfig, parse_profile
+from leviathan.train.profiler import ProfileConfig, parse_profile
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,8 @@ import pytest
 from errors import raises_error
 
 from leviathan.checkpoint.dcp import save_shards
-from leviathan.checkpoint.load import weight_shards
-from leviathan.checkpoint.save import save_checkpoint
-from leviathan.checkpoint.save_future import SaveFuture
-from leviathan.config.schema import RunConfig
+from leviathan.checkpoint.store import SaveFuture, save_checkpoint, weight_shards
+from leviathan.config.run import RunConfig
 from leviathan.data.format import DatasetInfo
 from leviathan.errors import ConfigError
 from leviathan.model.init import init_weights

@@ -3,9 +3,8 @@ import math
 import random
 
 from leviathan.engine.base import StepStats
-from leviathan.train.metrics import Metrics
+from leviathan.train.metrics import MIN_LOSSES, WINDOW, Metrics, spike_threshold
 from leviathan.train.metrics_log import logged_losses
-from leviathan.train.spikes import MIN_LOSSES, WINDOW, spike_threshold
 
 
 def falling(steps, noise=0.05, seed=1):

@@ -9,8 +9,8 @@ import time
 import pytest
 from errors import raises_error
 
-from leviathan.train import tracker
-from leviathan.train.tracker import check_packages, public_config
+from leviathan.train import trackers as tracker
+from leviathan.train.trackers import check_packages, public_config
 
 pytest.importorskip("wandb")
 pytest.importorskip("tensorboard")

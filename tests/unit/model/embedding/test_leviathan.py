@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from leviathan.model.embedding import build_embedding
+from leviathan.model.embeddings import build_embedding
 
 
 @pytest.mark.parametrize("wanted", [0.02, 0.5])
@@ -25,7 +25,7 @@ def test_embedding_init_std_null_leaves_the_published_values(make_model):
 
 def test_init_of_the_papers_shape():
     """E has std about 0.23 and a mean cosine of 0.62 between tokens, as LEV is published."""
-    from leviathan.config.schema import ModelConfig
+    from leviathan.config.run import ModelConfig
     from leviathan.model.init import draw_values
 
     config = ModelConfig.model_validate(

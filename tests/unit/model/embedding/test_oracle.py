@@ -6,7 +6,7 @@ import pytest
 import torch
 from oracle import vectors
 
-from leviathan.model.embedding import KINDS, InputEmbedding
+from leviathan.model.embeddings import KINDS, InputEmbedding
 
 SPLINES = ("leviathan", "leviathan_v1")
 # 96 ids in base 5 with 3 digits: both ends, around each change of a digit, and repeats.

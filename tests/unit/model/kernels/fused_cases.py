@@ -10,8 +10,8 @@ import warnings
 
 import torch
 
-from leviathan.model.kernels.fused import FusedModes
 from leviathan.model.kernels.reference import reference_modes
+from leviathan.model.kernels.triton import FusedModes
 
 CASES = {  # ids, h, d, κ, r
     "powers of two": (64, 2, 8, 4, 64),

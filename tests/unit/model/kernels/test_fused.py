@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from leviathan.model.kernels import select
-from leviathan.model.kernels.blocked import BlockedModes
+from leviathan.model.kernels import lev as select
+from leviathan.model.kernels.cpu import BlockedModes
 
 pytest.importorskip("triton")
 
@@ -45,7 +45,7 @@ def test_compiles_for_hopper_within_its_shared_memory(kernel):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
 
-    from leviathan.model.kernels import fused
+    from leviathan.model.kernels import triton as fused
 
     modes = fused.FusedModes(torch.empty(8, 128, 16, 64), 8192, gradient=True)
     constants = modes._sizes | ({"KNOT_COLUMNS": 16} if "backward" in kernel else {})
@@ -63,7 +63,7 @@ def test_compiles_for_hopper_within_its_shared_memory(kernel):
 
 
 def test_what_the_kernels_cannot_take_is_said():
-    from leviathan.model.kernels import fused
+    from leviathan.model.kernels import triton as fused
 
     assert fused.unsupported_reason(torch.empty(8, 128, 16, 64)) is None
     assert "float64" in str(fused.unsupported_reason(torch.empty(1, 1, 4, 4, dtype=torch.float64)))

@@ -7,10 +7,10 @@ import torch
 from lev_cases import SHAPES, parameters
 from torch.utils.checkpoint import checkpoint
 
-from leviathan.model.kernels import blocked
+from leviathan.model.kernels import cpu as blocked
+from leviathan.model.kernels.cpu import in_parallel
 from leviathan.model.kernels.lev import Parameters, digits_of, lev_vectors
 from leviathan.model.kernels.reference import reference_vectors
-from leviathan.model.kernels.workers import in_parallel
 
 FP32_TOLERANCE = 1e-4  # of the largest entry; sums of a few hundred terms, each of 128 factors
 IDS = torch.tensor([0, 1, 7, 7, 62, 99, 124, 3, 50])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from leviathan.model.kernels.product import ProductTree
+from leviathan.model.kernels.cpu import ProductTree
 
 
 class _Product(torch.autograd.Function):

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from leviathan.model.kernels.cpu import slope, weights
 from leviathan.model.kernels.reference import spline_basis
-from leviathan.model.kernels.spline import slope, weights
 
 
 def slow_basis(x: float, knots: int) -> list[float]:
