@@ -24,7 +24,7 @@ def measure(report: Report, width: int, rounds: int, device: torch.device) -> No
         for name, parameter in embedding.named_parameters():
             parameter.copy_(draw_values(name, parameter.shape, how[name], seed=0))
     embedding = embedding.to(device)
-    products = embedding.multiply_adds(config) * VOCABULARY
+    products = config.embedding.multiply_adds(config.d_model) * VOCABULARY
     a, b = torch.randn(2, SIDE, SIDE, device=device)
     out = torch.empty_like(a)
     repeats = max(1, round(products / SIDE**3 / 8))  # an eighth of the lower bound is long enough

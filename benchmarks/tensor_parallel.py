@@ -27,7 +27,7 @@ from run import one_batch, run_config, scratch
 from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 
-from leviathan.config.embedding import LeviathanConfig
+from leviathan.config.embeddings.leviathan import LeviathanConfig
 from leviathan.data.loader import Batch
 from leviathan.model.tp_layout import TPGroup
 from leviathan.model.transformer import CausalLM

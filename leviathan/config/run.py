@@ -31,10 +31,10 @@ from leviathan.config.data import HubConfig as HubConfig
 from leviathan.config.data import PrepConfig as PrepConfig
 from leviathan.config.data import SourceConfig as SourceConfig
 from leviathan.config.data import ValidationConfig as ValidationConfig
-from leviathan.config.embedding import EmbeddingConfig, InputEmbeddingConfig
-from leviathan.config.embedding import LeviathanConfig as LeviathanConfig
-from leviathan.config.embedding import TiedConfig as TiedConfig
-from leviathan.config.embedding import lev_base as lev_base
+from leviathan.config.embeddings import EmbeddingConfig
+from leviathan.config.embeddings.base import InputEmbeddingConfig
+from leviathan.config.embeddings.leviathan import LeviathanConfig as LeviathanConfig
+from leviathan.config.embeddings.tied import TiedConfig as TiedConfig
 
 # ---------------------------------------------------------------- optimizer
 
@@ -255,11 +255,13 @@ class ModelConfig(Strict):
             )
         return self
 
-    def cut_by_tp(self) -> dict[str, int]:
+    def tp_dimensions(self) -> dict[str, int]:
         """Dimensions that parallel.tp divides: name under `model.` → size."""
         names = ("n_heads", "n_kv_heads", "d_ff", "padded_vocab_size")
         sizes: dict[str, int] = {name: getattr(self, name) for name in names}
-        return sizes | {f"embedding.{k}": size for k, size in self.embedding.cut_by_tp().items()}
+        return sizes | {
+            f"embedding.{k}": size for k, size in self.embedding.tp_dimensions().items()
+        }
 
 
 class ModelFile(Strict):
@@ -479,7 +481,7 @@ class RunConfig(Strict):
 
     @model_validator(mode="after")
     def _tp_fits(self) -> "RunConfig":
-        tp, sizes = self.parallel.tp, self.model.cut_by_tp()
+        tp, sizes = self.parallel.tp, self.model.tp_dimensions()
         wrong = [f"model.{name} ({size:,})" for name, size in sizes.items() if size % tp]
         if wrong:
             most = math.gcd(*sizes.values())

@@ -1,18 +1,14 @@
 """Layout of a run over its ranks, and the parameters of each rank; the basis of `memory`.
 
-The sharding of tensor parallelism follows from `tp_layout()` of the modules; nothing is allocated.
+All values are closed forms of the configuration; nothing is allocated.
 """
 
 from dataclasses import dataclass
-from functools import cache
-from math import prod
 from typing import Literal
 
 from leviathan.config.run import EngineConfig, ModelConfig, RunConfig
 from leviathan.errors import ConfigError
-from leviathan.estimate.params import count_params
-from leviathan.model.tp_layout import Shard
-from leviathan.model.transformer import meta_model
+from leviathan.estimate.params import block_products, count_params
 
 FP32, BF16 = 4, 2
 BUCKET = 500_000_000  # elements: DeepSpeed's default reduce and gather buckets
@@ -130,46 +126,27 @@ class Sizes:
 
 
 def sizes(config: ModelConfig, tp: int) -> Sizes:
-    """Number of parameters of each of `tp` ranks, from the layouts of the modules.
+    """Number of parameters of each of `tp` ranks; equal to the layouts of the modules.
 
     Raises:
         ConfigError: tp does not divide a dimension that it shards.
     """
-    return _sizes(config.model_dump_json(), tp)
-
-
-@cache
-def _sizes(text: str, tp: int) -> Sizes:
-    config = ModelConfig.model_validate_json(text)
-    model = meta_model(config)
-    cut = {}
-    for path, module in model.named_modules():
-        plan = getattr(module, "tp_layout", dict)()
-        cut |= {f"{path}.{name}": how.dim for name, how in plan.items() if isinstance(how, Shard)}
-    counts = {"block": 0, "embedding": 0, "rest": 0}
-    replicated = 0
-    own_head = not model.lm_head.tied
-    for name, parameter in model.named_parameters():
-        shape = list(parameter.shape)
-        if (dim := cut.get(name)) is not None:
-            if shape[dim] % tp:
-                raise ConfigError(
-                    "parallel.indivisible",
-                    f"parallel.tp={tp} does not divide dimension {dim} of {name}",
-                )
-            shape[dim] //= tp
-        else:
-            replicated += parameter.numel()
-        if name.startswith("model.layers."):
-            counts["block"] += prod(shape) if name.startswith("model.layers.0.") else 0
-        elif name.startswith("model.embed_tokens.") and own_head:
-            counts["embedding"] += prod(shape)
-        else:
-            counts["rest"] += prod(shape)
-    if config.n_kv_heads % tp:
-        raise ConfigError(
-            "parallel.indivisible",
-            f"parallel.tp={tp} does not divide n_kv_heads={config.n_kv_heads}",
-        )
-    block = counts["block"]
-    return Sizes(block, block * config.n_layers, counts["embedding"], counts["rest"], replicated)
+    for name, size in config.tp_dimensions().items():
+        if size % tp:
+            raise ConfigError(
+                "parallel.indivisible", f"parallel.tp={tp} does not divide model.{name}={size}"
+            )
+    embedding, vocabulary, d_model = config.embedding, config.padded_vocab_size, config.d_model
+    norms = 2 * d_model
+    block = block_products(config) // tp + norms
+    head = vocabulary * d_model // tp + d_model
+    table = embedding.parameters(vocabulary, d_model)
+    sharded = embedding.sharded_parameters(vocabulary, d_model)
+    tied = embedding.kind == "tied"
+    return Sizes(
+        block=block,
+        blocks=config.n_layers * block,
+        embedding=0 if tied else table - sharded + sharded // tp,
+        rest=head,
+        replicated=config.n_layers * norms + d_model + (0 if tied else table - sharded),
+    )

@@ -9,10 +9,10 @@ with flash attention. Overhead of allocators, CUDA and NCCL is not included.
 
 from dataclasses import dataclass, fields, replace
 
-from leviathan.config.embedding import LeviathanConfig
+from leviathan.config.embeddings.leviathan import LeviathanConfig
 from leviathan.config.run import ModelConfig
 from leviathan.estimate.layout import FP32, ParallelLayout, Sizes, reduce_bucket, sizes
-from leviathan.model.head import CHUNK_LOGITS
+from leviathan.model import CHUNK_LOGITS
 
 LIVE = 1_000_000_000  # elements: parameters smaller than this stay gathered in ZeRO-3
 LEV_BLOCK = 8192  # ids per block of the fused kernels

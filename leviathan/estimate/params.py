@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-from leviathan.config.embedding import Match
+from leviathan.config.embeddings.base import Match
 from leviathan.config.run import ModelConfig
-from leviathan.model.embeddings import KINDS
 
 # an fp32 weight, its gradient and the two moments of AdamW
 TRAINING_BYTES_PER_PARAMETER = 16
@@ -62,19 +61,19 @@ class ModelStats:
 
 def count_params(config: ModelConfig) -> ModelStats:
     """Computes the statistics of `config`; equal to `numel` of the built model."""
-    kind = KINDS[config.embedding.kind]
-    table = config.padded_vocab_size * config.d_model
+    embedding, vocabulary, d_model = config.embedding, config.padded_vocab_size, config.d_model
+    table = vocabulary * d_model
     products = config.n_layers * block_products(config)
-    norms = (2 * config.n_layers + 1) * config.d_model
-    input_embedding = kind.param_count(config)
-    output_head = 0 if config.embedding.kind == "tied" else table
+    norms = (2 * config.n_layers + 1) * d_model
+    input_embedding = embedding.parameters(vocabulary, d_model)
+    output_head = 0 if embedding.kind == "tied" else table
     total = input_embedding + output_head + products + norms
 
     # scores and their weighted sum: two products of T × D per token and layer
-    attention = 6 * config.n_layers * 2 * config.seq_len * config.d_model
-    generation = 6 * kind.multiply_adds(config)
+    attention = 6 * config.n_layers * 2 * config.seq_len * d_model
+    generation = 6 * embedding.multiply_adds(d_model)
     return ModelStats(
-        kind=config.embedding.kind,
+        kind=embedding.kind,
         total=total,
         input_embedding=input_embedding,
         output_head=output_head,
@@ -85,7 +84,7 @@ def count_params(config: ModelConfig) -> ModelStats:
         output_head_flops_per_token=6 * table,
         weight_bytes=4 * total,
         training_bytes=TRAINING_BYTES_PER_PARAMETER * total,
-        matching=config.embedding.match(config.padded_vocab_size, config.d_model),
+        matching=embedding.match(vocabulary, d_model),
     )
 
 

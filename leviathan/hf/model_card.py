@@ -9,25 +9,6 @@ from leviathan.data.tokenizer import END_OF_TEXT
 from leviathan.estimate.params import count_params
 from leviathan.formatting import format_count
 
-MATERIALIZED = " It is a function of the token id and is stored here as an ordinary, untied table."
-PAPER = "[arXiv 2601.22040](https://arxiv.org/abs/2601.22040)"
-EMBEDDINGS = {
-    "tied": "The input embedding is the table of the output head (tied).",
-    "untied": "The input embedding is a separate table (untied).",
-    "albert": "In training the input embedding was a narrow table and a linear map (as in ALBERT)."
-    + MATERIALIZED,
-    "flat_mlp": "In training the input embedding was a narrow table and a two-layer MLP."
-    + MATERIALIZED,
-    "factored_mlp": "In training the input embedding was generated from the digits of the token id "
-    "by codebooks and a two-layer MLP." + MATERIALIZED,
-    "binary_codes": "The input embedding consists of the bits of the token id, without parameters."
-    + MATERIALIZED,
-    "leviathan": "In training the input embedding was generated from the digits of the token id "
-    f"(LEV of {PAPER})." + MATERIALIZED,
-    "leviathan_v1": "In training the input embedding was generated from the digits of the token id "
-    f"(the generator of {PAPER}, version 1)." + MATERIALIZED,
-}
-
 PREFIX = {
     True: "The tokenizer adds it, unless `add_special_tokens=False`.",
     False: "The tokenizer does not add it.",
@@ -147,7 +128,7 @@ def model_card(
     title = f"Leviathan-{format_count(counted.total)}-{counted.kind}"
     return TEMPLATE.format(
         title=title,
-        embedding=EMBEDDINGS[counted.kind],
+        embedding=config.embedding.model_card,
         facts="\n".join(f"| {key} | {_show(value)} |" for key, value in {**shape, **facts}.items()),
         counts="" if notes.imported else _counts(config, exported),
         documents=documents.format(end_of_text=notes.end_of_text),

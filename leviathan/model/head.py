@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from leviathan.config.run import ModelConfig, Role
+from leviathan.model import CHUNK_LOGITS
 from leviathan.model.tp_layout import NO_TP, Shard, TPGroup, TPPlan
 
 IGNORE = -100  # target that is excluded from the loss
-CHUNK_LOGITS = 2**26  # logits per chunk: 256 MiB of fp32
 CACHED_ROWS = 16  # logits per pass on the CPU: 13 MB at 200k ids
 
 Output = Literal["loss", "scores", "logits"]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from leviathan.config.run import ModelConfig
-from leviathan.model.embeddings import Normal
+from leviathan.model.embeddings.base import Normal
 from leviathan.model.transformer import CausalLM
 
 RESIDUAL_OUTPUTS = ("o_proj.weight", "down_proj.weight")
@@ -54,4 +54,4 @@ def init_weights(model: CausalLM, config: ModelConfig, seed: int) -> None:
     how = init_rules(model, config)
     for name, parameter in model.named_parameters():
         parameter.copy_(draw_values(name, parameter.shape, how[name], seed))
-    model.model.embed_tokens.calibrate(config)
+    model.model.embed_tokens.calibrate()

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from leviathan.config.embedding import UntiedConfig
-from leviathan.model.embeddings.table import UntiedEmbedding
+from leviathan.config.embeddings.untied import UntiedConfig
+from leviathan.model.embeddings.untied import UntiedEmbedding
 from leviathan.model.transformer import Attention, Block, CausalLM, meta_model, rotary, rotate
 
 OnToken = Callable[[int, int], bool]  # (row, new id) → whether the row continues

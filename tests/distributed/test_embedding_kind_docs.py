@@ -13,7 +13,7 @@ from documentation import runnable
 from runs import REPOSITORY
 
 PAGE = (REPOSITORY / "docs/embedding_kind.md").read_text()
-NEW_FILE = "leviathan/model/embedding/hashed.py"
+NEW_FILES = ("leviathan/config/embeddings/hashed.py", "leviathan/model/embeddings/hashed.py")
 
 
 @pytest.fixture(scope="module")
@@ -25,11 +25,12 @@ def changed(tmp_path_factory):
         shutil.copytree(REPOSITORY / name, copy / name, ignore=ignored)
     shutil.copy(REPOSITORY / "pyproject.toml", copy)
     blocks = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
-    assert [kind for kind, _ in blocks] == ["diff", "python", *["diff"] * 4]
-    assert f"`{NEW_FILE}`" in PAGE
+    assert [kind for kind, _ in blocks] == ["python", "python", "diff", "diff", "diff"]
+    assert all(f"`{name}`" in PAGE for name in NEW_FILES)
+    new_files = iter(NEW_FILES)
     for kind, content in blocks:
         if kind == "python":
-            (copy / NEW_FILE).write_text(content)
+            (copy / next(new_files)).write_text(content)
             continue
         done = subprocess.run(
             ["git", "apply", "--recount", "-C2", "-"],
@@ -53,16 +54,16 @@ def run(copy, *words, folder=None):
 
 
 def test_its_code_passes_ruff(changed):
-    files = [NEW_FILE, "leviathan/config/embedding.py", "leviathan/model/embedding/__init__.py"]
+    files = [*NEW_FILES, "leviathan/config/embeddings/__init__.py", "tests/unit/model"]
     for task in (["check"], ["format", "--check"]):
-        run(changed, "ruff", *task, *files, "leviathan/hf/model_card.py", "tests/unit/model")
+        run(changed, "ruff", *task, *files)
 
 
 @pytest.mark.heavy
 def test_the_tests_of_all_kinds_pass(changed):
     output = run(
         changed, "pytest", "-q", "-p", "no:cacheprovider", "-k", "hashed",
-        "tests/unit/model/embedding/test_kinds.py",
+        "tests/unit/model/embeddings/test_kinds.py",
     )  # fmt: skip
     assert int(re.search(r"(\d+) passed", output)[1]) >= 9
 

@@ -5,10 +5,10 @@ import torch
 import torch.distributed as dist
 from ranks import run_ranks
 
+from leviathan.config.embeddings import KINDS
 from leviathan.config.run import ModelConfig
 from leviathan.data.loader import IGNORE
 from leviathan.errors import ConfigError
-from leviathan.model.embeddings import KINDS
 from leviathan.model.init import init_weights
 from leviathan.model.transformer import CausalLM
 from leviathan.parallel.tensor_parallel import apply_tp

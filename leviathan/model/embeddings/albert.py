@@ -6,12 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from leviathan.config.embedding import AlbertConfig
+from leviathan.config.embeddings.albert import AlbertConfig
 from leviathan.config.run import ModelConfig, Role
 from leviathan.model.embeddings.base import InputEmbedding, Normal
 
 
-class AlbertEmbedding(InputEmbedding):
+class AlbertEmbedding(InputEmbedding[AlbertConfig]):
     """E = table · projection, of rank E ≪ D.
 
     Parameters: table `[V, E]`; projection `[E, D]`. Source: ALBERT, arXiv 1909.11942, section 3.1.
@@ -19,21 +19,14 @@ class AlbertEmbedding(InputEmbedding):
 
     linear_in = ("projection",)
 
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config)
-        width = _albert(config).width
-        assert width is not None, "not resolved"
-        self.table = nn.Parameter(torch.empty(config.padded_vocab_size, width))
-        self.projection = nn.Parameter(torch.empty(width, config.d_model))
+    def __init__(self, model: ModelConfig, config: AlbertConfig) -> None:
+        super().__init__(model, config)
+        self.table = nn.Parameter(torch.empty(model.padded_vocab_size, config.free))
+        self.projection = nn.Parameter(torch.empty(config.free, model.d_model))
 
-    @staticmethod
-    def multiply_adds(config: ModelConfig) -> int:
-        """E·D."""
-        return (_albert(config).width or 0) * config.d_model
-
-    def init_spec(self, config: ModelConfig) -> Mapping[str, Normal]:
+    def init_spec(self, model: ModelConfig) -> Mapping[str, Normal]:
         """The std of the backbone; `calibrate` then sets the scale of the output."""
-        return {"table": Normal(config.init_std), "projection": Normal(config.init_std)}
+        return {"table": Normal(model.init_std), "projection": Normal(model.init_std)}
 
     def param_roles(self) -> Mapping[str, Role]:
         """See `InputEmbedding`."""
@@ -53,8 +46,3 @@ class AlbertEmbedding(InputEmbedding):
         """
         self._check(ids if unique_ids is None else unique_ids)
         return self.vectors(ids)
-
-
-def _albert(config: ModelConfig) -> AlbertConfig:
-    assert isinstance(config.embedding, AlbertConfig)
-    return config.embedding

@@ -4,16 +4,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import ClassVar
+from typing import ClassVar, Generic, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from leviathan.config.embeddings.base import InputEmbeddingConfig
 from leviathan.config.run import ModelConfig, Role
 from leviathan.model.tp_layout import NO_TP, TPPlan
 
+Config = TypeVar("Config", bound=InputEmbeddingConfig)
 CALIBRATION_IDS = 1024
 
 
@@ -25,33 +27,25 @@ class Normal:
     mean: float = 0.0
 
 
-class InputEmbedding(nn.Module, ABC):
+class InputEmbedding(nn.Module, ABC, Generic[Config]):
     """Maps token ids to vectors of width `d_model`.
 
     Attributes:
+        config: configuration of the embedding.
         vocabulary: V, the number of ids with a vector (the padded vocabulary of the model).
         linear_in: names of parameters such that scaling all of them scales E.
     """
 
     linear_in: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, model: ModelConfig, config: Config) -> None:
         super().__init__()
-        self.vocabulary = config.padded_vocab_size
+        self.config = config
+        self.vocabulary = model.padded_vocab_size
         self.tp = NO_TP
 
-    @staticmethod
-    def param_count(config: ModelConfig) -> int:
-        """Number of parameters in closed form; equal to the sum of `numel` over the module."""
-        return config.embedding.parameters(config.padded_vocab_size, config.d_model)
-
-    @staticmethod
     @abstractmethod
-    def multiply_adds(config: ModelConfig) -> int:
-        """Multiply-adds of the forward pass per id."""
-
-    @abstractmethod
-    def init_spec(self, config: ModelConfig) -> Mapping[str, Normal]:
+    def init_spec(self, model: ModelConfig) -> Mapping[str, Normal]:
         """Initialization of each of the module's own parameters, by local name."""
 
     @abstractmethod
@@ -59,7 +53,7 @@ class InputEmbedding(nn.Module, ABC):
         """Role of each of the module's own parameters, by local name."""
 
     @torch.no_grad()
-    def calibrate(self, config: ModelConfig) -> None:
+    def calibrate(self) -> None:
         """Scales the parameters of `linear_in` so that E has the std `embedding_init_std` at step
         0.
 
@@ -67,7 +61,7 @@ class InputEmbedding(nn.Module, ABC):
         is identical on all devices. Does nothing if `embedding_init_std` is null or `linear_in` is
         empty.
         """
-        std = getattr(config.embedding, "embedding_init_std", None)
+        std = getattr(self.config, "embedding_init_std", None)
         if std is None or not self.linear_in:
             return
         parameters = {n: p.to("cpu", torch.float64) for n, p in self.named_parameters()}

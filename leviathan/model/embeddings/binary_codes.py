@@ -5,35 +5,28 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from leviathan.config.embedding import BinaryCodesConfig
+from leviathan.config.embeddings.binary_codes import BinaryCodesConfig
 from leviathan.config.run import ModelConfig, Role
 from leviathan.model.embeddings.base import InputEmbedding, Normal
 
 
-class BinaryCodesEmbedding(InputEmbedding):
+class BinaryCodesEmbedding(InputEmbedding[BinaryCodesConfig]):
     """Column c of E_i is bit c mod ⌈log₂V⌉ of i (least significant first) as ±1, times a constant.
 
     Source: arXiv 2605.09751. The constant is `embedding_init_std`, so that training starts at the
     scale of the other kinds; it is not trained.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config)
-        binary = config.embedding
-        assert isinstance(binary, BinaryCodesConfig)
-        self.bits = max(1, (config.padded_vocab_size - 1).bit_length())
-        self.d_model = config.d_model
-        self.scale = binary.embedding_init_std or 1.0
+    def __init__(self, model: ModelConfig, config: BinaryCodesConfig) -> None:
+        super().__init__(model, config)
+        self.bits = max(1, (model.padded_vocab_size - 1).bit_length())
+        self.d_model = model.d_model
+        self.scale = config.embedding_init_std or 1.0
         # Empty buffer that follows the dtype and device of the model.
         self.register_buffer("like", torch.empty(0), persistent=False)
         self.like: Tensor
 
-    @staticmethod
-    def multiply_adds(config: ModelConfig) -> int:
-        """No parameters."""
-        return 0
-
-    def init_spec(self, config: ModelConfig) -> Mapping[str, Normal]:
+    def init_spec(self, model: ModelConfig) -> Mapping[str, Normal]:
         """No parameters."""
         return {}
 

@@ -13,13 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from leviathan.config.run import LeviathanConfig, ModelConfig, Role, lev_base
+from leviathan.config.embeddings.leviathan import LeviathanConfig
+from leviathan.config.run import ModelConfig, Role
 from leviathan.model.embeddings.base import InputEmbedding, Normal
 from leviathan.model.kernels.lev import Parameters, lev_vectors
 from leviathan.model.tp_layout import Partial, Shard, TPPlan
 
 
-class LeviathanEmbedding(InputEmbedding):
+class LeviathanEmbedding(InputEmbedding[LeviathanConfig]):
     """E_i = Σ_ℓ W^out_ℓ Π_s φ_{ℓ,s}(z̃_ℓ(i)), a function of the digits of i.
 
     Parameters (1,205,376 + 512·D with the default configuration):
@@ -29,29 +30,21 @@ class LeviathanEmbedding(InputEmbedding):
 
     linear_in = ("out_weight",)
 
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config)
-        lev = _lev(config)
-        self.base = lev_base(lev, config.padded_vocab_size)
-        self.latent_scale = lev.latent_scale
-        self.tp_mode = lev.tp_mode
-        h, d = lev.heads, lev.d_seed
-        self.codebooks = nn.Parameter(torch.empty(lev.digits, self.base, d))
+    def __init__(self, model: ModelConfig, config: LeviathanConfig) -> None:
+        super().__init__(model, config)
+        self.base = config.base_at(model.padded_vocab_size)
+        self.latent_scale = config.latent_scale
+        self.tp_mode = config.tp_mode
+        h, d = config.heads, config.d_seed
+        self.codebooks = nn.Parameter(torch.empty(config.digits, self.base, d))
         self.latent_weight = nn.Parameter(torch.empty(h, d, d))
         self.latent_bias = nn.Parameter(torch.empty(h, d))
         self.norm_weight = nn.Parameter(torch.empty(h, d))
         self.norm_bias = nn.Parameter(torch.empty(h, d))
-        self.spline_delta = nn.Parameter(torch.empty(h, d, lev.knots, lev.rank))
-        self.out_weight = nn.Parameter(torch.empty(h, lev.rank, config.d_model))
+        self.spline_delta = nn.Parameter(torch.empty(h, d, config.knots, config.rank))
+        self.out_weight = nn.Parameter(torch.empty(h, config.rank, model.d_model))
 
-    @staticmethod
-    def multiply_adds(config: ModelConfig) -> int:
-        """Per id: latents, splines (the dense product over κ), product over d, output."""
-        lev = _lev(config)
-        h, d, r = lev.heads, lev.d_seed, lev.rank
-        return h * d * d + h * d * lev.knots * r + h * d * r + h * r * config.d_model
-
-    def init_spec(self, config: ModelConfig) -> Mapping[str, Normal]:
+    def init_spec(self, model: ModelConfig) -> Mapping[str, Normal]:
         """The values of the public implementation; `calibrate` then sets the scale of the
         output."""
         return {
@@ -60,8 +53,8 @@ class LeviathanEmbedding(InputEmbedding):
             "latent_bias": Normal(),
             "norm_weight": Normal(mean=1.0),
             "norm_bias": Normal(),
-            "spline_delta": Normal(_lev(config).spline_init_std),
-            "out_weight": Normal(0.02 / math.sqrt(_lev(config).heads)),
+            "spline_delta": Normal(self.config.spline_init_std),
+            "out_weight": Normal(0.02 / math.sqrt(self.config.heads)),
         }
 
     def param_roles(self) -> Mapping[str, Role]:
@@ -110,8 +103,3 @@ class LeviathanEmbedding(InputEmbedding):
 
     def _parameters_in_order(self) -> Parameters:
         return Parameters(*(getattr(self, name) for name in Parameters._fields))
-
-
-def _lev(config: ModelConfig) -> LeviathanConfig:
-    assert isinstance(config.embedding, LeviathanConfig)
-    return config.embedding

@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from leviathan.config.embedding import LeviathanV1Config, lev_base
+from leviathan.config.embeddings.leviathan_v1 import LeviathanV1Config
 from leviathan.config.run import ModelConfig, Role
 from leviathan.model.embeddings.base import InputEmbedding, Normal
 from leviathan.model.kernels.lev import LAYER_NORM_EPS, Parameters, digits_of, lev_vectors
 
 
-class LeviathanV1Embedding(InputEmbedding):
+class LeviathanV1Embedding(InputEmbedding[LeviathanV1Config]):
     """e_i = W_out · concat_m(Π_s φ_{m,s}(z̃(i))) + W_res · z̃(i).
 
     Parameters (2,136,576 + 640·D with the default configuration at V = 200,376):
@@ -27,29 +27,21 @@ class LeviathanV1Embedding(InputEmbedding):
 
     linear_in = ("out_weight", "residual_weight")
 
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config)
-        v1 = _v1(config)
-        self.base = lev_base(v1, config.padded_vocab_size)
-        self.latent_scale = v1.latent_scale
-        d = v1.d_seed
-        self.codebooks = nn.Parameter(torch.empty(v1.digits, self.base, d))
+    def __init__(self, model: ModelConfig, config: LeviathanV1Config) -> None:
+        super().__init__(model, config)
+        self.base = config.base_at(model.padded_vocab_size)
+        self.latent_scale = config.latent_scale
+        d = config.d_seed
+        self.codebooks = nn.Parameter(torch.empty(config.digits, self.base, d))
         self.latent_weight = nn.Parameter(torch.empty(d, d))
         self.latent_bias = nn.Parameter(torch.empty(d))
         self.norm_weight = nn.Parameter(torch.empty(d))
         self.norm_bias = nn.Parameter(torch.empty(d))
-        self.spline_delta = nn.Parameter(torch.empty(v1.modes, d, v1.knots, v1.rank))
-        self.out_weight = nn.Parameter(torch.empty(v1.modes, v1.rank, config.d_model))
-        self.residual_weight = nn.Parameter(torch.empty(d, config.d_model))
+        self.spline_delta = nn.Parameter(torch.empty(config.modes, d, config.knots, config.rank))
+        self.out_weight = nn.Parameter(torch.empty(config.modes, config.rank, model.d_model))
+        self.residual_weight = nn.Parameter(torch.empty(d, model.d_model))
 
-    @staticmethod
-    def multiply_adds(config: ModelConfig) -> int:
-        """Per id: latent, splines (the dense product over κ), product over d, both outputs."""
-        v1 = _v1(config)
-        d, m, r = v1.d_seed, v1.modes, v1.rank
-        return d * d + m * d * v1.knots * r + m * d * r + (m * r + d) * config.d_model
-
-    def init_spec(self, config: ModelConfig) -> Mapping[str, Normal]:
+    def init_spec(self, model: ModelConfig) -> Mapping[str, Normal]:
         """The values of LEV; `calibrate` then sets the scale of the output."""
         return {
             "codebooks": Normal(0.02),
@@ -57,8 +49,8 @@ class LeviathanV1Embedding(InputEmbedding):
             "latent_bias": Normal(),
             "norm_weight": Normal(mean=1.0),
             "norm_bias": Normal(),
-            "spline_delta": Normal(_v1(config).spline_init_std),
-            "out_weight": Normal(0.02 / math.sqrt(_v1(config).modes)),
+            "spline_delta": Normal(self.config.spline_init_std),
+            "out_weight": Normal(0.02 / math.sqrt(self.config.modes)),
             "residual_weight": Normal(0.02),
         }
 
@@ -104,8 +96,3 @@ class LeviathanV1Embedding(InputEmbedding):
             LAYER_NORM_EPS,
         )
         return torch.sigmoid(normal if inside else normal * 0.5)
-
-
-def _v1(config: ModelConfig) -> LeviathanV1Config:
-    assert isinstance(config.embedding, LeviathanV1Config)
-    return config.embedding

@@ -2,16 +2,20 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from leviathan.config.embeddings.base import MatchedConfig
 from leviathan.config.run import ModelConfig, Role
 from leviathan.model.embeddings.base import InputEmbedding, Normal
 
+Config = TypeVar("Config", bound=MatchedConfig)
 
-class SeedMLPEmbedding(InputEmbedding):
+
+class SeedMLPEmbedding(InputEmbedding[Config]):
     """E_i = W^out · SiLU(W·z(i) + c) for the distinct ids of a batch; subclasses define z.
 
     Parameters: hidden_weight `[H, seed]`, hidden_bias `[H]`, out_weight `[D, H]`, and those of the
@@ -20,18 +24,18 @@ class SeedMLPEmbedding(InputEmbedding):
 
     linear_in = ("out_weight",)
 
-    def __init__(self, config: ModelConfig, seed_width: int, hidden: int | None) -> None:
-        super().__init__(config)
-        assert hidden is not None, "not resolved"
+    def __init__(self, model: ModelConfig, config: Config, seed_width: int) -> None:
+        super().__init__(model, config)
+        hidden = config.free
         self.hidden_weight = nn.Parameter(torch.empty(hidden, seed_width))
         self.hidden_bias = nn.Parameter(torch.empty(hidden))
-        self.out_weight = nn.Parameter(torch.empty(config.d_model, hidden))
+        self.out_weight = nn.Parameter(torch.empty(model.d_model, hidden))
 
     @abstractmethod
     def seeds(self, ids: Tensor) -> Tensor:
         """Seeds of the ids `[N]`: `[N, seed]`, of unit variance at step 0."""
 
-    def init_spec(self, config: ModelConfig) -> Mapping[str, Normal]:
+    def init_spec(self, model: ModelConfig) -> Mapping[str, Normal]:
         """Initialization such that the arguments of SiLU have unit variance.
 
         With the std of the backbone, 0.02, SiLU would be nearly linear. `calibrate` then sets the
@@ -40,7 +44,7 @@ class SeedMLPEmbedding(InputEmbedding):
         return {
             "hidden_weight": Normal(self.hidden_weight.shape[1] ** -0.5),
             "hidden_bias": Normal(),
-            "out_weight": Normal(config.init_std),
+            "out_weight": Normal(model.init_std),
         }
 
     def param_roles(self) -> Mapping[str, Role]:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from leviathan.config.embedding import LeviathanConfig
+from leviathan.config.embeddings.leviathan import LeviathanConfig
 from leviathan.config.load import validate
 from leviathan.config.run import ModelConfig
 from leviathan.errors import ConfigError
@@ -52,11 +52,11 @@ class LeviathanEmbedding(_LeviathanEmbedding):
         Raises:
             ConfigError: an unknown field or an invalid value.
         """
-        config = _config(num_embeddings, embedding_dim, lev)
-        super().__init__(config)
+        model, config = _config(num_embeddings, embedding_dim, lev)
+        super().__init__(model, config)
         self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
         if not self.out_weight.is_meta:
-            self._draw(config, seed)
+            self._draw(model, seed)
         self.to(device=device, dtype=dtype or torch.get_default_dtype())
 
     def forward(
@@ -82,18 +82,20 @@ class LeviathanEmbedding(_LeviathanEmbedding):
         return f"{self.num_embeddings}, {self.embedding_dim}"
 
     @torch.no_grad()
-    def _draw(self, config: ModelConfig, seed: int | None) -> None:
+    def _draw(self, model: ModelConfig, seed: int | None) -> None:
         with torch.device("cpu"):  # regardless of the device context of the caller
             if seed is None:
                 seed = int(torch.randint(2**62, ()))
-            for name, how in self.init_spec(config).items():
+            for name, how in self.init_spec(model).items():
                 parameter = self.get_parameter(name)
                 parameter.copy_(draw_values(name, parameter.shape, how, seed))
-            self.calibrate(config)
+            self.calibrate()
 
 
-def _config(vocabulary: int, d_model: int, fields: dict[str, Any]) -> ModelConfig:
-    """The part of a model configuration that the embedding requires."""
+def _config(
+    vocabulary: int, d_model: int, fields: dict[str, Any]
+) -> tuple[ModelConfig, LeviathanConfig]:
+    """The parts of a model configuration that the embedding requires."""
     where = "LeviathanEmbedding"
     for name, value in (("num_embeddings", vocabulary), ("embedding_dim", d_model)):
         if value < 1:
@@ -106,7 +108,7 @@ def _config(vocabulary: int, d_model: int, fields: dict[str, Any]) -> ModelConfi
     except ValueError as error:
         raise ConfigError("embedding.invalid", f"{where}: {error}") from None
     # Not validated: the width may be odd, which the attention of a transformer would not allow.
-    return ModelConfig.model_construct(
+    model = ModelConfig.model_construct(
         d_model=d_model,
         n_layers=1,
         n_heads=1,
@@ -114,3 +116,4 @@ def _config(vocabulary: int, d_model: int, fields: dict[str, Any]) -> ModelConfi
         padded_vocab_size=vocabulary,
         embedding=lev,
     )
+    return model, lev

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from errors import raises_error
 
+from leviathan.config.embeddings import KINDS
 from leviathan.config.load import dump_config, load_config, parse_config
 from leviathan.config.run import ModelConfig, ModelFile
 from leviathan.estimate.params import count_params
-from leviathan.model.embeddings import KINDS
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 MATCHED = ["albert", "flat_mlp", "factored_mlp"]

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from leviathan.model.embeddings import KINDS
+from leviathan.config.embeddings import KINDS
 from leviathan.model.init import init_weights
 from leviathan.model.transformer import CausalLM
 

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from errors import raises_error
 
+from leviathan.config.embeddings import KINDS
 from leviathan.config.load import load_config
 from leviathan.config.run import ModelConfig, ModelFile, RunConfig
 from leviathan.estimate.layout import ParallelLayout, parallel_layout, sizes
 from leviathan.estimate.memory import memory
 from leviathan.estimate.params import count_params
-from leviathan.model.embeddings import KINDS
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 # A block: 4 · 8² of attention, 3 · 8 · 32 of the MLP, two norms of 8: 1,040. Tables: 64 · 8 = 512.
@@ -101,7 +101,7 @@ def test_activations_by_hand():
     half = ParallelLayout(2, tp=2, micro_batch_size=5, bf16=False)
     assert memory(model(), half).activations == tokens * (3 * (norms + cut // 2) + 4 * 16)
     again = memory(model(), ParallelLayout(2, micro_batch_size=5, bf16=False, recompute=True))
-    assert again.moment == "while a block is computed again"
+    assert again.moment == "while a block is recomputed"
     kept = 4 * (3 * 8 + 16)  # and of the block at work all, with two gradients of width 32
     assert again.activations == tokens * (kept + norms - 4 * 8 + cut + 4 * 2 * 32)
     cpu = ParallelLayout(

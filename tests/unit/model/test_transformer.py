@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from leviathan.model.embeddings import KINDS
+from leviathan.config.embeddings import KINDS
 from leviathan.model.transformer import IGNORE, CausalLM
 
 LLAMA_TOLERANCE = 2e-6  # logits of order 0.1 in fp32, sums in another order

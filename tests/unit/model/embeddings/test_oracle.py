@@ -6,7 +6,8 @@ import pytest
 import torch
 from oracle import vectors
 
-from leviathan.model.embeddings import KINDS, InputEmbedding
+from leviathan.config.embeddings import KINDS
+from leviathan.model.embeddings.base import InputEmbedding
 
 SPLINES = ("leviathan", "leviathan_v1")
 # 96 ids in base 5 with 3 digits: both ends, around each change of a digit, and repeats.

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from leviathan.config.embeddings import KINDS
 from leviathan.config.run import OptimConfig
-from leviathan.model.embeddings import KINDS
 from leviathan.model.transformer import CausalLM
 from leviathan.optim import resolve_groups
 

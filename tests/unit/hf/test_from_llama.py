@@ -8,11 +8,11 @@ import torch
 from errors import raises_error
 
 from leviathan.checkpoint.store import load_model, resolve_valid
+from leviathan.config.embeddings import KINDS
 from leviathan.config.run import ModelConfig
 from leviathan.data.tokenizer import load_tokenizer
 from leviathan.hf.export import export, export_model
 from leviathan.hf.importer import import_llama
-from leviathan.model.embeddings import KINDS
 from leviathan.model.init import init_weights
 from leviathan.model.transformer import CausalLM
 

@@ -1,4 +1,4 @@
-"""Input embeddings with a table."""
+"""A separate table."""
 
 from collections.abc import Mapping
 
@@ -6,26 +6,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from leviathan.config.embeddings.tied import TiedConfig
+from leviathan.config.embeddings.untied import UntiedConfig
 from leviathan.config.run import ModelConfig, Role
 from leviathan.model.embeddings.base import InputEmbedding, Normal
 from leviathan.model.tp_layout import Shard, TPPlan
 
 
-class UntiedEmbedding(InputEmbedding):
+class UntiedEmbedding(InputEmbedding[UntiedConfig | TiedConfig]):
     """A `V × D` table."""
 
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config)
-        self.weight = nn.Parameter(torch.empty(config.padded_vocab_size, config.d_model))
+    def __init__(self, model: ModelConfig, config: UntiedConfig | TiedConfig) -> None:
+        super().__init__(model, config)
+        self.weight = nn.Parameter(torch.empty(model.padded_vocab_size, model.d_model))
 
-    @staticmethod
-    def multiply_adds(config: ModelConfig) -> int:
-        """No multiply-adds: a look-up."""
-        return 0
-
-    def init_spec(self, config: ModelConfig) -> Mapping[str, Normal]:
+    def init_spec(self, model: ModelConfig) -> Mapping[str, Normal]:
         """The std of the backbone."""
-        return {"weight": Normal(config.init_std)}
+        return {"weight": Normal(model.init_std)}
 
     def param_roles(self) -> Mapping[str, Role]:
         """See `InputEmbedding`."""
@@ -56,12 +53,3 @@ class UntiedEmbedding(InputEmbedding):
         local = ids - self.tp.rank * len(self.weight)
         mine = (local >= 0) & (local < len(self.weight))
         return mine, local.where(mine, 0)
-
-
-class TiedEmbedding(UntiedEmbedding):
-    """A `V × D` table that is also the weight of the output head: the main baseline."""
-
-    @property
-    def output_weight(self) -> nn.Parameter:
-        """The table itself."""
-        return self.weight

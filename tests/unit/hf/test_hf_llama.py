@@ -9,11 +9,11 @@ import pytest
 import torch
 from errors import raises_error
 
+from leviathan.config.embeddings import KINDS
 from leviathan.config.run import ModelConfig
 from leviathan.data.tokenizer import CL100K_PATTERN, END_OF_TEXT, Tokenizer, load_tokenizer
 from leviathan.hf.export import MARKER, SAMPLE_TEXT, export_model, replaced_atomically
 from leviathan.hf.tokenizer import read_llama_tokenizer
-from leviathan.model.embeddings import KINDS
 from leviathan.model.init import init_weights
 from leviathan.model.transformer import CausalLM
 
