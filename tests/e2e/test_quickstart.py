@@ -34,6 +34,8 @@ def start(out: Path) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # Bash cannot handle a signal that is ignored where the tests started, as after `nohup`.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 

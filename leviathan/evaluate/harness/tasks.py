@@ -321,7 +321,7 @@ def _problem(row: type[TaskRecord], error: ValidationError) -> str:
 
 # ---------------------------------------------------------------- definitions
 
-TASKS = Path(__file__).parents[2] / "eval"  # in the repository, not in the package
+TASKS = Path(__file__).parents[3] / "eval"  # in the repository, not in the package
 TASK_DATA = "${task_data}"  # replaced by --task-data
 BUILTIN = "${lm_eval}"  # replaced by the tasks directory of lm-eval
 FILES, FORMAT = "${files}", "${format}"  # replaced by the files, and json or parquet

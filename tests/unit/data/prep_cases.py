@@ -48,9 +48,9 @@ def hashes(folder: Path) -> dict[str, str]:
 _PROGRAM = """
 import sys
 from leviathan.config.run import PrepConfig
-from leviathan.data.prepare import pack, prepare
+from leviathan.data.prepare import packing, prepare
 if int(sys.argv[2]):
-    pack.samples_per_shard = lambda *_: int(sys.argv[2])
+    packing.samples_per_shard = lambda *_: int(sys.argv[2])
 if __name__ == "__main__":
     prepare(PrepConfig.model_validate_json(sys.argv[1], strict=False))
 """
