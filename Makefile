@@ -32,11 +32,16 @@ $(VENV)/.complete: requirements.lock pyproject.toml
 quickstart: venv  ## Prepare, train, compare and export two small models (SHARDS=… to use your own text)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" OUT='$(OUT)' SHARDS='$(SHARDS)' scripts/quickstart.sh
 
+# Unit tests run in several processes; the others start ranks and hosts themselves.
+PARALLEL := -n logical --maxprocesses 4 --dist loadfile
+
 test: venv  ## Run the tests except the heavy ones
-	@$(BIN)/python -m pytest -m "not heavy"
+	@$(BIN)/python -m pytest -m "not heavy" $(PARALLEL) tests/unit
+	@$(BIN)/python -m pytest -m "not heavy" --ignore tests/unit
 
 test-all: venv  ## Run all tests
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest $(PARALLEL) tests/unit
+	@$(BIN)/python -m pytest --ignore tests/unit
 
 check: venv  ## Run ruff, pyright, import-linter and the language test
 	@$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""What all tests share: a small prepared dataset, and the real data where it is available."""
+"""Fixtures of all tests: a small prepared dataset, and real data if available."""
 
 import inspect
 import json
@@ -7,12 +7,15 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from leviathan.config.run import PrepConfig
 from leviathan.data.prepare import prepare
 from leviathan.data.tokenizer import train_bpe
 
 REPOSITORY = Path(__file__).parent.parent
+settings.register_profile("tests", deadline=None)  # a busy machine is slower
+settings.load_profile("tests")
 VOCABULARY = 600  # entries of the tiny tokenizer; its vocab_size is one more
 
 

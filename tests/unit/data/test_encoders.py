@@ -73,13 +73,13 @@ def test_every_character_between_others(tiny: Tokenizer, fast: GigatokenEncoder)
         assert np.array_equal(fast.encode(text), tiny.encode_array(text))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_any_text(tiny: Tokenizer, fast: GigatokenEncoder, text: str) -> None:
     assert np.array_equal(fast.encode(text), tiny.encode_array(text))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.text(st.sampled_from("aZ'sTlé \t\n\r1²/=-\u00a0\u3000中ʰ\u0301ǅ<|>"), max_size=60))
 def test_any_text_of_what_cuts_words(tiny: Tokenizer, fast: GigatokenEncoder, text: str) -> None:
     assert np.array_equal(fast.encode(text), tiny.encode_array(text))
@@ -93,7 +93,7 @@ def test_tiktokens_own_vocabularies(tiktoken_cache: Path, name: str) -> None:
     for text in HARD.values():
         assert np.array_equal(encoder.encode(text), tokenizer.encode_array(text))
 
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=150)
     @given(st.text(st.characters(exclude_categories=["Cs"])))
     def check(text: str) -> None:
         assert np.array_equal(encoder.encode(text), tokenizer.encode_array(text))
@@ -139,7 +139,7 @@ def test_long_texts_are_encoded_in_pieces(
     assert np.array_equal(encoder.encode(text), tiny.encode_array(text))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(st.sampled_from("ab1 \n\n\n\r/.é"), min_size=20, max_size=200))
 def test_pieces_end_where_a_word_ends_anyway(tiny: Tokenizer, text: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
