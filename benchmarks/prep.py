@@ -25,7 +25,8 @@ import tiktoken
 import zstandard
 from harness import Report, arguments, shared_data
 
-from leviathan.data.prepare.readers import Document, read
+from leviathan.data.prepare.readers import read
+from leviathan.data.prepare.records import Document
 from leviathan.data.prepare.sources import find_inputs
 
 GOAL = 2.5
@@ -36,7 +37,7 @@ PILE_BYTES = 825 * 2**30
 # Times only the call; with "shares", also its stages on one core.
 CHILD = """
 import json, sys, time
-from leviathan.config.run import PrepConfig
+from leviathan.config.data import PrepConfig
 from leviathan.data.prepare import pipeline
 from leviathan.data.prepare.readers import read
 from leviathan.data.prepare.sources import find_inputs

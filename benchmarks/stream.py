@@ -13,8 +13,8 @@ from pathlib import Path
 from harness import Report, arguments, ready
 from run import run_config, scratch, world
 
+from leviathan.config.data import PrepConfig
 from leviathan.config.plan import RunPlan
-from leviathan.config.run import PrepConfig
 from leviathan.data.loader import TrainLoader
 from leviathan.data.prepare import prepare
 from leviathan.data.prepare.stdlib_corpus import write_stdlib_corpus

@@ -29,6 +29,5 @@ DEVICES = {
 
 
 def find_device(name: str) -> Device | None:
-    """The device whose name is contained in `name`, such as "NVIDIA H100 80GB HBM3"; None if
-    unknown."""
+    """The device whose name is part of `name` ("NVIDIA H100 80GB HBM3"); None if unknown."""
     return next((device for known, device in DEVICES.items() if known in name.lower()), None)

@@ -190,7 +190,7 @@ def read_state(directory: Path, **keys: type) -> dict[str, Any]:
 
     Args:
         directory: the checkpoint.
-        wanted: required key → type of its value. Integers are non-negative counts.
+        keys: required key → type of its value. Integers are non-negative counts.
 
     Raises:
         CheckpointError: it is missing or corrupt, or its step differs from the step in the name of

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 import typer
 
 from leviathan.cli.options import AsJson, Config, Overrides, lines, show
+from leviathan.config.data import PrepConfig
 from leviathan.config.load import load_config
-from leviathan.config.run import PrepConfig
 from leviathan.console import say
 from leviathan.errors import ConfigError
 

@@ -144,7 +144,8 @@ def report(
 
     Example: `leviathan report runs/tied runs/leviathan --out report`
     """
-    from leviathan.report.report import build_report, terminal_table
+    from leviathan.report.report import build_report
+    from leviathan.report.tables import terminal_table
 
     result = build_report(runs, out, allow_unequal)
     if track:

@@ -7,8 +7,9 @@ from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from leviathan.config.data import PrepConfig
 from leviathan.config.experiment import ExperimentConfig
-from leviathan.config.run import ModelFile, PrepConfig, RunConfig
+from leviathan.config.run import ModelFile, RunConfig
 from leviathan.credentials import without_credentials
 
 # ---------------------------------------------------------------- suggestions

@@ -15,9 +15,10 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import BaseModel, ByteSize
 from pydantic.fields import FieldInfo
 
+from leviathan.config.data import PrepConfig
 from leviathan.config.experiment import ExperimentConfig
 from leviathan.config.identity import markdown_table
-from leviathan.config.run import ModelFile, PrepConfig, RunConfig
+from leviathan.config.run import ModelFile, RunConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 CHECKPOINTS_PAGE = PAGE.with_name("checkpoints.md")

@@ -27,14 +27,8 @@ from leviathan.config.base import (
     UserPath,
     computed_default,
 )
-from leviathan.config.data import HubConfig as HubConfig
-from leviathan.config.data import PrepConfig as PrepConfig
-from leviathan.config.data import SourceConfig as SourceConfig
-from leviathan.config.data import ValidationConfig as ValidationConfig
 from leviathan.config.embeddings import EmbeddingConfig
 from leviathan.config.embeddings.base import InputEmbeddingConfig
-from leviathan.config.embeddings.leviathan import LeviathanConfig as LeviathanConfig
-from leviathan.config.embeddings.tied import TiedConfig as TiedConfig
 
 # ---------------------------------------------------------------- optimizer
 

@@ -70,8 +70,7 @@ class TiktokenEncoder:
 
 
 class GigatokenEncoder:
-    """gigatoken with bounded memory; texts on which it may differ from tiktoken are passed to
-    tiktoken.
+    """gigatoken with bounded memory; difficult texts are passed to tiktoken.
 
     Raises:
         DataError: it does not support this vocabulary, or its ids differ.
@@ -152,8 +151,7 @@ class GigatokenEncoder:
 
 
 def _has_long_blanks(text: str) -> bool:
-    """Whether there may be a run of 2 * _LONG_BLANKS blanks, which would fill one of these
-    blocks."""
+    """Whether there may be a run of 2 * _LONG_BLANKS blanks, which fills a block."""
     return any(
         text[place].isspace() and text[place : place + _LONG_BLANKS].isspace()
         for place in range(0, len(text) - _LONG_BLANKS + 1, _LONG_BLANKS)

@@ -488,8 +488,7 @@ class _ForeignShard(ShardFile):
 
 
 def describe_foreign(path: Path, form: MdsTokensFormat, seq_len: int) -> DatasetInfo:
-    """Builds the dataset description. The numbers of documents and bytes of text are unknown,
-    recorded as 0.
+    """Builds the dataset description; unknown numbers of documents and bytes are 0.
 
     Raises:
         DataError: as `ForeignShardReader`, or the tokenizer cannot be loaded.
@@ -533,8 +532,7 @@ def describe_foreign(path: Path, form: MdsTokensFormat, seq_len: int) -> Dataset
 
 
 def split_dirs(path: Path) -> dict[str, Path]:
-    """Split → directory: `path` itself is the training split, or it contains train and optionally
-    val.
+    """Split → directory: `path` is the training split, or contains train and possibly val.
 
     Raises:
         DataError: there is no index.json, or one next to those of the splits, as a merge over all

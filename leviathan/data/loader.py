@@ -20,7 +20,7 @@ from torch import Tensor
 from leviathan.config.run import ModelConfig
 from leviathan.data.dataset import Dataset, open_dataset
 from leviathan.data.format import DatasetInfo
-from leviathan.data.mds import Sample, ShardReader
+from leviathan.data.mds import ShardReader
 from leviathan.errors import DataError
 
 
@@ -82,8 +82,6 @@ def permutation(key: str, size: int) -> np.ndarray:
         x = x ^ (x >> np.uint64(31))
     return np.argsort(x, kind="stable")
 
-
-__all__ = ["IGNORE", "Batch", "Sample", "ShardReader", "TrainLoader", "check_fits", "eval_batches"]
 
 IGNORE = -100  # target of a position that is not scored: padding, or a padding sample
 PADDING_SAMPLE = -1  # number of a padding sample, which makes the ranks' batches equally large
@@ -163,8 +161,7 @@ class TrainLoader:
         self._next: tuple[tuple[int, int, int], Future[list[Batch]]] | None = None
 
     def sample_numbers(self, step: int) -> np.ndarray:
-        """Sample numbers of the global batch of `step` (from 0): int64 [global_batch_size], in
-        order."""
+        """Sample numbers of the global batch of `step` (from 0), int64 [global_batch_size]."""
         return self._order.at(step * self._global, self._global)
 
     def microbatches(self, step: int, dp_rank: int, dp: int) -> list[Batch]:
@@ -198,8 +195,7 @@ class TrainLoader:
 def eval_batches(
     data: Dataset | Path, split: str, micro_batch_size: int, dp_rank: int = 0, dp: int = 1
 ) -> Iterator[Batch]:
-    """Yields every sample of `split` once, over all ranks, in file order, with document and subset
-    ids.
+    """Yields every sample of `split` once over all ranks, in file order.
 
     Each rank takes a contiguous share and gets the same number of batches, padded with padding
     samples.
@@ -313,8 +309,7 @@ class _BatchMaker:
 
 
 def _distinct(ids: np.ndarray, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct `ids`, sorted and padded to one of a few sizes, and the index of each id in
-    them.
+    """The distinct ids, sorted and padded to one of a few sizes, and the index of each id.
 
     A table over the vocabulary is several times faster than sorting.
     """

@@ -380,8 +380,7 @@ class ShardContent:
 
 
 def read_shard(path: Path, seq_len: int, dtype: str) -> ShardContent:
-    """Reads all samples of a shard that `leviathan prep` wrote; needs twice its size, about 128
-    MiB.
+    """Reads all samples of a shard of `leviathan prep`; needs twice its size, about 128 MiB.
 
     Raises:
         DataError: it cannot be read, or is inconsistent.

@@ -194,8 +194,7 @@ class ShardCache:
             raise readable_error(error) from None
 
     def evict(self) -> None:
-        """Removes the least recently used shards that no process has open, until the limit is
-        met."""
+        """Removes the least recently used closed shards until the limit is met."""
         if self._limit is None:
             return
         with (self.folder / _MARK).open("rb") as mark:
@@ -236,8 +235,7 @@ class RemoteShardReader(ShardReader):
 
     @override
     def prefetch(self, numbers: Sequence[int] | np.ndarray) -> None:
-        """Downloads the shards of these samples in the background; errors are reported on
-        access."""
+        """Downloads the shards of these samples in the background; access raises errors."""
         if self._fetching is None or self._fetching.done():
             self._fetching = self._fetcher.submit(self._fetch, self.shards_of(numbers))
 

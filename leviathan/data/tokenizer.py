@@ -114,19 +114,6 @@ def published_encoding(rank_file: bytes) -> PublishedEncoding | None:
     return next((known for known in PUBLISHED if known.ranks_sha256 == digest), None)
 
 
-__all__ = [
-    "END_OF_TEXT",
-    "META_FILE",
-    "O200K_PATTERN",
-    "RANKS_FILE",
-    "Tokenizer",
-    "UnencodableText",
-    "byte_of_character",
-    "load_tokenizer",
-    "meta_file_of",
-    "train_bpe",
-]
-
 RANKS_FILE = "tokenizer.tiktoken"
 META_FILE = "tokenizer.meta.json"
 META_SUFFIX = ".meta.json"  # next to a .tiktoken file of another name
@@ -180,8 +167,7 @@ class Tokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over ranks, pattern and special tokens; equal values mean equal ids for any
-        text."""
+        """SHA-256 over ranks, pattern and special tokens; equal values imply equal ids."""
         return _fingerprint(self.rank_file, self.pattern, self.special_tokens)
 
     def encode(self, text: str) -> list[int]:
@@ -240,8 +226,7 @@ def meta_file_of(path: Path) -> Path:
 
 
 def load_tokenizer(spec: str | Path) -> Tokenizer:
-    """Loads a tiktoken name, a `FILE.tiktoken` of ranks, or a directory written by
-    `Tokenizer.save`.
+    """Loads a tiktoken name, a `FILE.tiktoken`, or a directory written by `Tokenizer.save`.
 
     A rank file does not contain its pattern and special tokens. They are read from the `.meta.json`
     file next to it. Without that file, the ranks must be those of a published tiktoken encoding.
@@ -522,7 +507,8 @@ def train_bpe(files: Sequence[str | Path], vocab_size: int, out: Path) -> dict[s
 
 def _texts(files: Sequence[str], tally: dict[str, int]) -> Iterator[str]:
     """Yields the texts of `files` and counts them in `tally`."""
-    from leviathan.data.prepare.readers import Document, read
+    from leviathan.data.prepare.readers import read
+    from leviathan.data.prepare.records import Document
     from leviathan.data.prepare.sources import find_inputs
 
     inputs, rejected_records = find_inputs(files), 0

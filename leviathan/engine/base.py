@@ -14,7 +14,8 @@ from torch.utils.checkpoint import checkpoint
 from leviathan.checkpoint.store import SaveFuture
 from leviathan.config.run import EngineConfig
 from leviathan.data.loader import Batch
-from leviathan.model.transformer import CausalLM, TokenScores
+from leviathan.model.head import TokenScores
+from leviathan.model.transformer import CausalLM
 from leviathan.optim import GuardedAdamW
 from leviathan.parallel.mesh import Mesh
 from leviathan.parallel.tensor_parallel import NamedTensors, TPLayout

@@ -30,7 +30,8 @@ from leviathan.engine.base import (
 from leviathan.engine.sharded_state import OptimizerShard, ShardedState
 from leviathan.errors import ConfigError
 from leviathan.estimate.layout import reduce_bucket
-from leviathan.model.transformer import CausalLM, TokenScores
+from leviathan.model.head import TokenScores
+from leviathan.model.transformer import CausalLM
 from leviathan.optim import build_optimizer
 from leviathan.parallel.mesh import Mesh
 from leviathan.parallel.tensor_parallel import NamedTensors, apply_tp

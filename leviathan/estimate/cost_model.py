@@ -128,8 +128,7 @@ def _all_reduce(size: float, ranks: int) -> float:
 
 
 def _rows(config: ModelConfig, hidden: float, layout: ParallelLayout) -> float:
-    """Bytes of the input embedding in the forward pass, if all ids of a micro-batch are
-    distinct."""
+    """Bytes of the input embedding in the forward pass, if all ids are distinct."""
     embedding = config.embedding
     mode = getattr(embedding, "tp_mode", None)
     if mode == "ids":

@@ -104,8 +104,7 @@ def parallel_layout(config: RunConfig, world_size: int, device: Device = "cuda")
 
 
 def reduce_bucket(config: ModelConfig) -> int:
-    """Elements of the bucket in which DeepSpeed reduces gradients: its default, at most the
-    model."""
+    """Elements of DeepSpeed's gradient bucket: its default, at most the model."""
     return min(BUCKET, count_params(config).total)
 
 

@@ -111,8 +111,7 @@ def memory(config: ModelConfig, layout: ParallelLayout) -> Memory:
 
 
 def _fsdp2(config: ModelConfig, size: Sizes, layout: ParallelLayout) -> _Held:
-    """FSDP2: fp32 shards of everything. The group of the head stays gathered, and one or two
-    blocks.
+    """FSDP2: fp32 shards of everything; the head and one or two blocks are gathered.
 
     The gradient of a group exists unsharded in the compute dtype, and again in fp32 while it is
     reduced; that of the last group stays until the next reduction.
@@ -181,8 +180,7 @@ def _table(config: ModelConfig, layout: ParallelLayout) -> int:
 
 
 def _activations(config: ModelConfig, layout: ParallelLayout) -> tuple[int, int]:
-    """Activations saved by the blocks of one micro-batch and the final norm; those of a recomputed
-    block."""
+    """Activations of the blocks and the final norm; activations of a recomputed block."""
     tokens, low = layout.micro_batch_size * config.seq_len, layout.compute_bytes
     d, kv = config.d_model, config.n_kv_heads * (config.d_model // config.n_heads)
     # A fused norm saves its input. On the CPU, the norm consists of several operations in fp32.
@@ -200,8 +198,7 @@ def _activations(config: ModelConfig, layout: ParallelLayout) -> tuple[int, int]
 
 
 def _logits(config: ModelConfig, layout: ParallelLayout) -> int:
-    """See `leviathan.model.head`: one chunk of logits, and both gradients until the backward
-    pass."""
+    """One chunk of logits, and both gradients until the backward pass; see `model.head`."""
     tokens, rows = layout.micro_batch_size * config.seq_len, config.padded_vocab_size // layout.tp
     chunk = min(tokens, max(1, CHUNK_LOGITS // rows))
     logits, low = chunk * rows, layout.compute_bytes

@@ -30,7 +30,8 @@ from leviathan.hf.llama import (
     read_llama_model,
 )
 from leviathan.hf.tokenizer import read_llama_tokenizer
-from leviathan.model.transformer import IGNORE, CausalLM
+from leviathan.model.head import IGNORE
+from leviathan.model.transformer import CausalLM
 from leviathan.parallel.launch_env import limit_threads, read_launch_env
 from leviathan.parallel.mesh import Mesh, init_mesh
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from leviathan.checkpoint.layout import evaluation_dir
+from leviathan.config.data import PrepConfig
 from leviathan.config.experiment import TinyCorpusConfig
 from leviathan.config.load import dump_config
-from leviathan.config.run import PrepConfig
 from leviathan.console import Bar, progress_bar, say
 from leviathan.data.format import DATASET_FILE, DatasetInfo
 from leviathan.errors import DataError, LeviathanError

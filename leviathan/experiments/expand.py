@@ -103,8 +103,7 @@ def data_folder(text: TinyCorpusConfig, vocab_size: int | None) -> Path:
 def _combinations(
     config: ExperimentConfig, group: GroupConfig
 ) -> Iterator[tuple[str, int, dict[str, Any]]]:
-    """(arm, seed, sweep) of a group; the arms of a seed are consecutive, so that pairs complete
-    early."""
+    """(arm, seed, sweep) of a group; all arms of a seed are consecutive."""
     for values in product(*config.sweep.values()):
         swept = dict(zip(config.sweep, values, strict=True))
         for seed in config.seeds:
@@ -139,8 +138,7 @@ class _RunContext:
         return ExperimentRun(self.group_name, self.arm, seed, swept, is_base, name, config)
 
     def steps(self, swept: dict[str, Any]) -> int | None:
-        """Number of steps for a budget in tokens per parameter of the baseline; None without a
-        budget."""
+        """Number of steps for a budget in tokens per parameter; None without a budget."""
         ratio = self.group.tokens_per_parameter or self.config.tokens_per_parameter
         if ratio is None:
             return None

@@ -26,8 +26,7 @@ class TokenScores(NamedTuple):
 
 
 class LMHead(nn.Module):
-    """A dense classifier `[padded V, D]` without bias, with its own weight or tied to the input
-    table.
+    """A dense classifier `[padded V, D]` without bias, separate or tied to the input table.
 
     A tied head references the parameter of the embedding, so that engines that gather parameters
     per module (ZeRO-3) find it here as well. In state dicts it belongs to the embedding.
@@ -77,8 +76,7 @@ class LMHead(nn.Module):
         return TokenScores(*(x.view_as(targets) for x in scores))
 
     def param_roles(self) -> Mapping[str, Role]:
-        """Name → role. A tied head has no parameter of its own; the embedding declares the
-        weight."""
+        """Name → role. A tied head has no parameter; the embedding declares the weight."""
         return {} if self.tied else {"weight": "head"}
 
     def tp_layout(self) -> TPPlan:
@@ -115,8 +113,7 @@ class LMHead(nn.Module):
 
 
 class _Part(NamedTuple):
-    """The ids whose logits a rank computes: from `first`; those after the first `real` are
-    padding."""
+    """Ids whose logits a rank computes: from `first`; those after the first `real` are padding."""
 
     first: int
     real: int

@@ -12,10 +12,8 @@ from torch import Tensor, nn
 
 from leviathan.config.run import ModelConfig, Role
 from leviathan.model.embeddings import build_embedding
-from leviathan.model.head import IGNORE, LMHead, Output, TokenScores
+from leviathan.model.head import LMHead, Output, TokenScores
 from leviathan.model.tp_layout import NO_TP, Shard, TPPlan
-
-__all__ = ["IGNORE", "CausalLM", "Decoder", "TokenScores"]
 
 
 def rotary(length: int, config: ModelConfig, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -143,8 +141,7 @@ class Decoder(nn.Module):
 
 
 class CausalLM(nn.Module):
-    """The complete model. Its parameters are uninitialized until `init_weights` or a checkpoint is
-    loaded.
+    """The complete model, uninitialized until `init_weights` or the loading of a checkpoint.
 
     `unique_ids` `[U]` and `inverse` `[B, T]` (`unique_ids[inverse] == input_ids`) are the distinct
     ids of the batch if the loader provides them; otherwise, the model computes them.
@@ -189,8 +186,7 @@ class CausalLM(nn.Module):
         unique_ids: Tensor | None = None,
         inverse: Tensor | None = None,
     ) -> TokenScores:
-        """NLL and correctness of the greedy prediction per target, without gradient; logits in
-        chunks."""
+        """NLL and greedy correctness per target, without gradient; logits in chunks."""
         return self(input_ids, targets, unique_ids, inverse, output="scores")
 
     @torch.no_grad()

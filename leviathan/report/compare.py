@@ -240,8 +240,7 @@ def frequency_of(
 
 
 def _mean(entries: Sequence[RunRecord]) -> FrequencyBuckets | None:
-    """Buckets of one arm, with the loss of each document as mean over seeds; None unless all have
-    it."""
+    """Buckets of one arm, averaged over seeds per document; None unless all runs have them."""
     all_buckets = [entry.run.buckets for entry in entries]
     known = [buckets for buckets in all_buckets if buckets is not None]
     if len(known) < len(all_buckets) or len({buckets.identity for buckets in known}) != 1:

@@ -347,8 +347,7 @@ def _draw_losses(axes: Axes, curves: Sequence[dict[str, Any]]) -> None:
 
 
 def _draw_gaps(axes: Axes, curves: Sequence[dict[str, Any]]) -> None:
-    """Plots the paired differences on the same batches, in which the noise of the batches
-    cancels."""
+    """Plots the paired differences, in which the noise of the batches cancels."""
     axes.axhline(0, color=color(0), linewidth=1.2, zorder=2)
     ends = [(0.0, curves[0]["label"], color(0))]
     for number, curve in enumerate(curves):

@@ -69,8 +69,7 @@ def geometry(table: np.ndarray, counts: np.ndarray | None = None) -> dict[str, A
 
 
 def effective_rank(shares: np.ndarray) -> float:
-    """Exponential of the entropy of the variance shares: D if all are equal, 1 if one axis has
-    all."""
+    """Exponential of the entropy of the variance shares: D if equal, 1 for a single axis."""
     kept = shares[shares > 0]
     return float(np.exp(-(kept * np.log(kept)).sum())) if len(kept) else 0.0
 

@@ -491,8 +491,7 @@ def _overview(groups: Sequence[dict[str, Any]], figures: ReportFigures) -> str:
 
 
 def _comparison(group: dict[str, Any]) -> str:
-    """Table of every figure, one column per arm; for many arms, first a table with one row per
-    arm."""
+    """Table of every figure, one column per arm; many arms first have a table by rows."""
     arms = group["arms"]
     notes = []
     if any(arm.get("relative") for arm in arms):

@@ -117,8 +117,7 @@ def pairs_of(entries: Sequence[RunRecord]) -> list[Pair]:
 def pairing_of(
     entries: Sequence[RunRecord], pairs: Sequence[Pair], allow_unequal: bool
 ) -> dict[str, Any]:
-    """The checks over all runs of a comparison, and rejected pairs, for the page and the JSON
-    file."""
+    """The checks over all runs of a comparison, and rejected pairs."""
     checks = []
     for name, ask in CHECKS:
         values = list(dict.fromkeys(ask(entry.run) or "not recorded" for entry in entries))

@@ -10,8 +10,6 @@ from leviathan.report.compare import compare
 from leviathan.report.html import draw_figures, report_page
 from leviathan.report.tables import csv_files, terminal_table
 
-__all__ = ["build_report", "report_text", "terminal_table"]
-
 
 def build_report(runs: Sequence[Path], out: Path, allow_unequal: bool = False) -> dict[str, Any]:
     """Writes `report.html`, `report.json`, CSV tables and `plots/` into `out`.

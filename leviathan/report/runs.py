@@ -94,8 +94,7 @@ class Run:
 
     @property
     def validation_loss(self) -> float | None:
-        """Nats per token on the full validation split, else in the last validation of the training
-        loop."""
+        """Nats per token on the full validation split, else of the last in-loop validation."""
         if self.perplexity is not None and not self.compares_loop:
             return self.perplexity["nats_per_token"]
         return float(self.validation[-1, 1]) if len(self.validation) else None

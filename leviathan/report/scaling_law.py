@@ -129,8 +129,7 @@ _FLOORS = (0.0, 0.3, 0.6, 0.8, 0.95)  # of the least loss
 
 @dataclass(frozen=True)
 class Points:
-    """Rows of a table: parameters, tokens, loss, and half-width of the rounding of the loss, all
-    `[R]`."""
+    """Rows of a table, `[R]` each: parameters, tokens, loss, and rounding of the loss (±)."""
 
     parameters: np.ndarray
     tokens: np.ndarray
@@ -280,8 +279,7 @@ def interval(values: Sequence[float | None]) -> tuple[float | None, float | None
 
 
 def line_of(points: Points) -> float | None:
-    """Exponent γ if D = c·N^γ over all rows (within 15 %), so that N and D are confounded; else
-    None."""
+    """Exponent γ if D = c·N^γ over all rows (within 15 %): N and D are confounded; else None."""
     n, d = np.log(points.parameters), np.log(points.tokens)
     if np.ptp(n) < 1e-9 or np.ptp(d) < 1e-9:
         return None
@@ -292,8 +290,7 @@ def line_of(points: Points) -> float | None:
 def _axes(
     points: Points, form: Form, units: tuple[float, float] | None = None
 ) -> tuple[list[np.ndarray], tuple[float, float]]:
-    """log(N/unit) and log(D/unit) for the terms of the form, and the units (default: their
-    means)."""
+    """log(N/unit) and log(D/unit) for the terms of the form, and the units."""
     both = (points.parameters, points.tokens)
     if units is None:
         units = (float(np.exp(np.log(both[0]).mean())), float(np.exp(np.log(both[1]).mean())))

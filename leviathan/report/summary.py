@@ -78,8 +78,7 @@ def _interval(group: dict[str, Any], arm: dict[str, Any]) -> str:
 
 
 def _interval_of(group: dict[str, Any], arm: dict[str, Any]) -> tuple[str, Interval, str | None]:
-    """The unit of the interval (seeds if there are enough, else documents), and why there is
-    none."""
+    """The unit of the interval (seeds if sufficient, else documents), and why there is none."""
     seeds, pair = arm["relative"]["seeds"], _pair_of(group["frequency"], arm["label"])
     if seeds["low"] is not None:
         return f"{seeds['seeds']} seeds", Interval(seeds["low"], seeds["high"]), None

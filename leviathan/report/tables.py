@@ -22,8 +22,7 @@ MEASURED_ON = "· measured on"
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """One quantity: a (value, change) pair of texts for every arm; change is "" if there is
-    none."""
+    """One quantity: a (value, change) pair of texts per arm; change may be ""."""
 
     section: str
     name: str

@@ -76,8 +76,7 @@ def rows_of(step):
 
 
 def batches(step, rank, ranks):
-    """The micro-batches of this rank: samples distributed unevenly if needed, padded to full
-    size."""
+    """The micro-batches of this rank, possibly uneven, padded to full size."""
     inputs, targets = rows_of(step)
     mine = list(range(ROWS * rank // ranks, ROWS * (rank + 1) // ranks))
     per_rank = MICRO * math.ceil(math.ceil(ROWS / ranks) / MICRO)
@@ -247,8 +246,7 @@ def fresh_world(tp=1):
 
 
 def on_each_rank(folder, *checks, tp=1):
-    """Runs each check (directory, mesh) in one launch: starting ranks takes longer than the
-    steps."""
+    """Runs each check (directory, mesh) in one launch, because starting ranks takes long."""
     mesh = init_mesh(read_launch_env(), tp)
     torch.set_num_threads(1)
     try:

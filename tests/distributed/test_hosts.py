@@ -57,8 +57,7 @@ def undisturbed(run_file):
 
 
 def typed(hosts, folder, *words, at="node1"):
-    """A process on a host, in `folder`; its output goes to files, because children of ssh keep
-    pipes."""
+    """A process on a host, in `folder`, with output to files: children of ssh keep pipes."""
     log = (folder / f"log-{time.monotonic_ns()}").open("w+")
     process = subprocess.Popen(
         hosts.on(at, *words),

@@ -3,8 +3,9 @@
 import pytest
 from errors import raises_error
 
+from leviathan.config.data import PrepConfig
 from leviathan.config.load import dump_config, load_config
-from leviathan.config.run import DataConfig, PrepConfig
+from leviathan.config.run import DataConfig
 from leviathan.console import say
 from leviathan.credentials import are_hidden, cleaned, without_credentials
 from leviathan.data.dataset import open_dataset

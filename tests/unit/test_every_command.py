@@ -11,8 +11,9 @@ from documentation import ONLY_PARSED, PAGES, ROOT, RUN_BY, commands, commands_i
 from typer.main import get_command
 
 from leviathan.cli import app
+from leviathan.config.data import PrepConfig
 from leviathan.config.load import load_config
-from leviathan.config.run import PrepConfig, RunConfig
+from leviathan.config.run import RunConfig
 from leviathan.experiments.expand import load_experiment
 
 PROGRAM = get_command(app)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
+from leviathan.config.data import PrepConfig
 from leviathan.config.explain import did_you_mean
-from leviathan.config.run import PrepConfig
 from leviathan.console import say
 from leviathan.data.format import REJECTS_FILE, DatasetInfo, token_dtype
-from leviathan.data.prepare.readers import Document, read
-from leviathan.data.prepare.records import rejected_records
+from leviathan.data.prepare.readers import read
+from leviathan.data.prepare.records import Document, rejected_records
 from leviathan.data.prepare.sources import Source
 from leviathan.data.prepare.tokenize import DOCUMENT_DTYPE, TokenizedFileInfo, TokenizeTask
 from leviathan.data.tokenizer import Tokenizer, UnencodableText

@@ -156,8 +156,7 @@ _THREADED = {"torch", "datasets", "fsspec", "pyarrow", "ray"}  # may have thread
 
 
 def _may_fork() -> bool:
-    """Whether fork is safe: a forked worker inherits modules and tokenizer, which saves a
-    second."""
+    """Whether fork is safe, which saves the import of modules and the tokenizer."""
     loaded = _THREADED & sys.modules.keys()
     return sys.platform == "linux" and threading.active_count() == 1 and not loaded
 

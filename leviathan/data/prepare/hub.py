@@ -8,7 +8,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from leviathan.config.run import HubConfig
+from leviathan.config.data import HubConfig
 from leviathan.data.prepare.records import (
     Document,
     InvalidRecord,

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from leviathan.config.run import PrepConfig
+from leviathan.config.data import PrepConfig
 from leviathan.console import say
 from leviathan.data.format import WORK_FOLDER, DatasetInfo
 from leviathan.data.prepare.checks import check_rejects

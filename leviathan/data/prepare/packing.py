@@ -80,8 +80,7 @@ class IdFile:
 
 @dataclass(frozen=True)
 class Kept:
-    """One byte per document in a file for all tokenized files, 0 for duplicates, from `first`
-    on."""
+    """One byte per document of all tokenized files from `first` on; 0 for duplicates."""
 
     path: Path
     first: int
@@ -134,8 +133,7 @@ class Selection:
 
     @property
     def passes(self) -> int:
-        """Number of passes over the corpus; a pass takes a document at most once, so that copies
-        are far apart."""
+        """Number of passes over the corpus; a pass takes a document at most once."""
         return 1 if self.epochs is None else math.ceil(self.epochs.max(initial=0))
 
     def mask_of(self, part: TokenizedFile, first: int, table: np.ndarray, copy: int) -> np.ndarray:
@@ -246,8 +244,7 @@ class StreamRange:
     end: int
 
     def read(self) -> "Documents":
-        """Reads the ids and documents of the range; needs memory for the ids and a slice's
-        table."""
+        """Reads the ids and documents of the range; needs memory for them and one table."""
         pieces: list[np.ndarray] = []
         ends: list[np.ndarray] = []
         subsets: list[np.ndarray] = []
@@ -376,8 +373,7 @@ def _distribute(
 
 
 def _repeated(records: np.ndarray) -> np.ndarray:
-    """Numbers of the documents that repeat an earlier one; validation documents count as
-    earlier."""
+    """Numbers of the documents that repeat an earlier or a validation document."""
     digest = records["digest"]
     keys = (records["document"], records["is_training"], digest[:, 1], digest[:, 0])
     ordered = records[np.lexsort(keys)]
@@ -408,8 +404,7 @@ class ShardTask:
 
 @dataclass(frozen=True)
 class Packed:
-    """A written shard: its entry for `index.json`, and occurrences of each id, int64
-    [vocab_size]."""
+    """A written shard: its `index.json` entry, and occurrences of each id, int64 [vocab_size]."""
 
     entry: dict[str, Any]
     counts: np.ndarray

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from leviathan.config.run import PrepConfig
+from leviathan.config.data import PrepConfig
 from leviathan.console import progress_bar, say
 from leviathan.credentials import cleaned
 from leviathan.data.format import REJECTS_FILE, DatasetInfo, SourceInfo, token_dtype

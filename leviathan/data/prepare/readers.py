@@ -16,10 +16,9 @@ from typing import IO, Any, Literal
 
 from typing_extensions import override
 
-from leviathan.config.run import PrepConfig
+from leviathan.config.data import PrepConfig
 from leviathan.data.prepare.hub import HubSource, read_hub
 from leviathan.data.prepare.records import (
-    NO_SUBSET,
     Document,
     InvalidRecord,
     RecordSchema,
@@ -76,8 +75,7 @@ def packing(head: bytes) -> Kind | None:
 
 
 def not_text(head: bytes) -> str | None:
-    """Names the format of a file that begins with `head` if it cannot be a corpus file; else
-    None."""
+    """Names the format of a file that begins with `head`; None if it may be a corpus file."""
     start = head.removeprefix(BOM).lstrip()
     if start.startswith(b"version https://git-lfs"):
         return "a Git LFS pointer, not the data: run `git lfs pull`"
@@ -458,11 +456,8 @@ def _document(row: Any, reading: RecordSchema, number: int) -> Document | Reject
     return found
 
 
-__all__ = ["NO_SUBSET", "Document", "RecordSchema", "RejectedRecord", "read", "record_schema"]
-
-
 def record_schema(source: Source, config: PrepConfig) -> RecordSchema:
-    """Where text and subset are in `source`, and how long a document may be."""
+    """Location of text and subset in the records of `source`, and the size limit."""
     keys = {"text_key": config.source.text_key, "subset_key": config.source.subset_key}
     if isinstance(source, HubSource):
         keys |= source.reading

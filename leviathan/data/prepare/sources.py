@@ -11,7 +11,7 @@ from typing import IO, Any, Literal
 
 from typing_extensions import override
 
-from leviathan.config.run import HubConfig, PrepConfig, SourceConfig, ValidationConfig
+from leviathan.config.data import HubConfig, PrepConfig, SourceConfig, ValidationConfig
 from leviathan.console import say
 from leviathan.credentials import without_credentials
 from leviathan.data.filesystem import open_filesystem, readable_error
@@ -77,8 +77,7 @@ def _glob(pattern: Path) -> Iterator[str]:
 
 
 def _folders_below(folder: Path, above: tuple[tuple[int, int], ...]) -> Iterator[Path]:
-    """Yields a directory and the directories below it, including links, but no directory inside
-    itself."""
+    """Yields a directory and those below it, including links, without cycles."""
     try:
         status = folder.stat()
         if not folder.is_dir() or (status.st_dev, status.st_ino) in above:
@@ -111,8 +110,7 @@ def _list_folder(folder: Path) -> Listing:
 
 
 def _walk(top: Path, listing: Listing, seen: set[tuple[int, int]]) -> Iterator[Path]:
-    """Lists a directory and the real directories in it; yields the links to directories that it
-    finds.
+    """Lists a directory and its real subdirectories; yields links to directories.
 
     Directories are identified by device and inode, so cycles of links end.
     """
@@ -191,8 +189,7 @@ class Source(ABC):
 
     @abstractmethod
     def stamp(self) -> str:
-        """A change of this value means that the content may have changed; not a hash of the
-        bytes."""
+        """A value that changes if the content may have changed; not a hash of the bytes."""
 
     def place(self, line: int) -> tuple[str, int | None]:
         """The file and line of record `line`; line None: the complete file."""

@@ -247,8 +247,7 @@ def _jsonl(records: Any) -> bytes:
 
 
 def _questions(sources: Sequence[str]) -> list[dict[str, Any]]:
-    """Questions: which of four lines comes next? The wrong ones are other held-out lines with equal
-    indentation."""
+    """Questions on the next of four lines; the wrong ones have equal indentation."""
     places: list[tuple[str, str, str]] = []  # order, context, next line
     for source in sources:
         lines = source.split("\n")

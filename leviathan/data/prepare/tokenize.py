@@ -18,8 +18,14 @@ import numpy as np
 from leviathan.console import say
 from leviathan.data.encoders import Backend, Encoder, TiktokenEncoder, make_encoder
 from leviathan.data.format import token_dtype
-from leviathan.data.prepare.readers import Document, RecordSchema, RejectedRecord, TextFolder, read
-from leviathan.data.prepare.records import MISSING, place_text
+from leviathan.data.prepare.readers import TextFolder, read
+from leviathan.data.prepare.records import (
+    MISSING,
+    Document,
+    RecordSchema,
+    RejectedRecord,
+    place_text,
+)
 from leviathan.data.prepare.sources import Source, Split
 from leviathan.data.tokenizer import META_FILE, Tokenizer, UnencodableText, load_tokenizer
 from leviathan.errors import DataError
@@ -346,8 +352,7 @@ class _Writer:
         return table
 
     def _compare(self, batch: list[Document], encoded: list[np.ndarray], table: np.ndarray) -> None:
-        """Encodes a few documents again with tiktoken: the first, and some selected by their
-        digests."""
+        """Encodes the first document, and some selected by digest, again with tiktoken."""
         if self.encoder.backend == "tiktoken":
             return
         self._may_compare += _COMPARED_SHARE * int(table["bytes"].sum())

@@ -263,8 +263,7 @@ class WorkDir:
             mark.unlink(missing_ok=True)
 
     def packing(self, of: Sequence[Any]) -> dict[str, Path]:
-        """Directories for the shards of train and val; emptied if they were packed from other
-        parts."""
+        """Directories for the shards of train and val; emptied if their parts have changed."""
         folder, mark = self.work / "pack", self.work / "pack" / "of.json"
         content = json.dumps(of).encode()
         if not mark.is_file() or mark.read_bytes() != content:

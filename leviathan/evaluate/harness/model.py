@@ -56,9 +56,9 @@ from leviathan.evaluate.scoring import (
     write_json,
 )
 from leviathan.files import check_writable_dir, write_atomic
-from leviathan.model.head import TokenScores
+from leviathan.model.head import IGNORE, TokenScores
 from leviathan.model.kv_cache import OnToken, generate, with_materialized_embedding
-from leviathan.model.transformer import IGNORE, CausalLM
+from leviathan.model.transformer import CausalLM
 
 # ---------------------------------------------------------------- sequences
 
@@ -215,7 +215,6 @@ def _shown(value: Any) -> str:
 # - A rolling request also begins with the prefix token; its later windows begin with as much of the
 #   preceding text as fits, as in the training data and in the models of lm-eval.
 
-__all__ = ["LeviathanLM", "check_tasks", "results_table", "run_tasks", "score_tasks"]
 
 Request = tuple[Any, list[int], list[int]]  # (key, context ids, continuation ids)
 

@@ -54,8 +54,7 @@ class InputEmbedding(nn.Module, ABC, Generic[Config]):
 
     @torch.no_grad()
     def calibrate(self) -> None:
-        """Scales the parameters of `linear_in` so that E has the std `embedding_init_std` at step
-        0.
+        """Scales the parameters of `linear_in` such that E has the std `embedding_init_std`.
 
         Computed over evenly spaced ids in float64 on the CPU, so that the factor, rounded to fp32,
         is identical on all devices. Does nothing if `embedding_init_std` is null or `linear_in` is
@@ -81,8 +80,7 @@ class InputEmbedding(nn.Module, ABC, Generic[Config]):
 
     @property
     def output_weight(self) -> nn.Parameter | None:
-        """The table `[V, D]` to which an output head is tied; None if the head has its own
-        weight."""
+        """The table `[V, D]` to which an output head is tied; None if it is separate."""
         return None
 
     def forward(

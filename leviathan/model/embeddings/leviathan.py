@@ -45,8 +45,7 @@ class LeviathanEmbedding(InputEmbedding[LeviathanConfig]):
         self.out_weight = nn.Parameter(torch.empty(h, config.rank, model.d_model))
 
     def init_spec(self, model: ModelConfig) -> Mapping[str, Normal]:
-        """The values of the public implementation; `calibrate` then sets the scale of the
-        output."""
+        """The values of the public implementation; `calibrate` sets the scale of the output."""
         return {
             "codebooks": Normal(0.02),
             "latent_weight": Normal(0.02),
@@ -78,8 +77,7 @@ class LeviathanEmbedding(InputEmbedding[LeviathanConfig]):
         return self.tp.reduce_from_tp(self._vectors(ids, self._parameters_in_order()))
 
     def _vectors_by_ids(self, ids: Tensor) -> Tensor:
-        """Each rank generates an equal share of the vectors, then gathers those of the other
-        ranks."""
+        """Each rank generates an equal share of the vectors and gathers the others."""
         share = -(-len(ids) // self.tp.size)
         padded = F.pad(ids, (0, share * self.tp.size - len(ids)))
         mine = padded[self.tp.rank * share :][:share]

@@ -28,8 +28,7 @@ MIN_ITEMS_PER_WORKER = 32  # minimum number of items per worker
 
 
 def in_parallel(work: Callable[[slice], Result], count: int) -> list[Result]:
-    """Runs `work` on consecutive slices of `range(count)`, without gradient; returns ordered
-    results.
+    """Runs `work` on consecutive slices of `range(count)`, without gradient.
 
     The slices depend only on the count and on `torch.get_num_threads()`. No thread outlives the
     call.
@@ -360,8 +359,7 @@ class BlockedModes:
             self._rows = torch.arange(d * n, device=where).view(d, n) * (knots + 2)
 
     def _mode(self, head: int, knot: Tensor, values: Tensor) -> Tensor:
-        """Product of one head `[n, r]`, valid until the next call; knot `[d, n]`, values `[3, d,
-        n]`."""
+        """Product of one head `[n, r]`, valid until the next call; knot `[d, n]`."""
         self._tree.release()
         first = knot + self._spline
         factors = F.embedding_bag(

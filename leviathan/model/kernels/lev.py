@@ -79,8 +79,7 @@ LAYER_NORM_EPS = 1e-5
 
 
 class Parameters(NamedTuple):
-    """Parameters of LEV in the order of the operation's arguments; shapes with the paper's
-    symbols."""
+    """Parameters of LEV in the order of the operation's arguments."""
 
     codebooks: Tensor  # [k, b, d]
     latent_weight: Tensor  # [h, d, d]
@@ -218,8 +217,7 @@ torch.library.register_autograd("leviathan::lev_vectors", _differentiate, setup_
 
 
 def _projected(p: Parameters) -> Tensor:
-    """Product of every codebook row with every W_ℓ, plus the bias for the first digit: `[k, b,
-    h·d]`."""
+    """Products of codebook rows and W_ℓ, plus the bias for the first digit: `[k, b, h·d]`."""
     projected = p.codebooks @ p.latent_weight.flatten(0, 1).T
     projected[0] += p.latent_bias.flatten()
     return projected

@@ -158,8 +158,7 @@ def _factor(
 
 @triton.jit
 def _mean(left, middle, right, row_l, row_m, row_r):
-    """Σ_j B_j·(1+Δ_j); exactly zero if all Δ_j = -1, because the ones are summed in the same
-    order."""
+    """Σ_j B_j·(1+Δ_j); exactly zero if all Δ_j = -1: the ones are summed in the same order."""
     splines = left[:, None] * row_l + middle[:, None] * row_m + right[:, None] * row_r
     return (left + middle + right)[:, None] + splines
 

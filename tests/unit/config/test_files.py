@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from leviathan.config.data import PrepConfig
 from leviathan.config.load import load_config
-from leviathan.config.run import ModelFile, PrepConfig, RunConfig
+from leviathan.config.run import ModelFile, RunConfig
 
 ROOT = Path(__file__).parents[3]
 SCHEMAS = {"model": ModelFile, "run": RunConfig, "data": PrepConfig}

@@ -5,10 +5,11 @@ from pathlib import Path
 import pytest
 from errors import raises_error
 
+from leviathan.config.data import PrepConfig
 from leviathan.config.embeddings.leviathan import LeviathanConfig
 from leviathan.config.embeddings.tied import TiedConfig
 from leviathan.config.load import dump_config, load_config, parse_config
-from leviathan.config.run import PrepConfig, RunConfig
+from leviathan.config.run import RunConfig
 from leviathan.errors import ConfigError
 
 GOOD = """\

@@ -5,9 +5,10 @@ import re
 import pytest
 
 from leviathan.config import reference
+from leviathan.config.data import PrepConfig
 from leviathan.config.experiment import ExperimentConfig
 from leviathan.config.explain import _all_keys
-from leviathan.config.run import PrepConfig, RunConfig
+from leviathan.config.run import RunConfig
 
 
 def test_the_page_is_up_to_date():

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from leviathan.config.run import PrepConfig
+from leviathan.config.data import PrepConfig
 
 
 @pytest.fixture

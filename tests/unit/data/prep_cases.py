@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import zstandard
 
-from leviathan.config.run import PrepConfig
+from leviathan.config.data import PrepConfig
 from leviathan.data.mds import ShardReader
 
 
@@ -47,7 +47,7 @@ def hashes(folder: Path) -> dict[str, str]:
 # Shards of few rows, so that a small corpus makes many: in this process and in its workers.
 _PROGRAM = """
 import sys
-from leviathan.config.run import PrepConfig
+from leviathan.config.data import PrepConfig
 from leviathan.data.prepare import packing, prepare
 if int(sys.argv[2]):
     packing.samples_per_shard = lambda *_: int(sys.argv[2])

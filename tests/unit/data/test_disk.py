@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from prep_cases import hashes, shards, start_preparation
 
-from leviathan.config.run import PrepConfig
+from leviathan.config.data import PrepConfig
 from leviathan.data.prepare import checks as estimate
 from leviathan.data.prepare import prepare
 from leviathan.data.prepare.sources import Source, find_inputs

@@ -17,7 +17,6 @@ from leviathan.data.loader import (
     IGNORE,
     PADDING_SAMPLE,
     Batch,
-    ShardReader,
     ShuffleOrder,
     TrainLoader,
     check_fits,
@@ -25,6 +24,7 @@ from leviathan.data.loader import (
     padded_count,
     permutation,
 )
+from leviathan.data.mds import ShardReader
 from leviathan.data.prepare import verify
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from errors import raises_error
 
-from leviathan.config.run import PrepConfig
+from leviathan.config.data import PrepConfig
 from leviathan.data.mds import ShardReader
 from leviathan.data.prepare import prepare
-from leviathan.data.prepare.readers import Document, read
+from leviathan.data.prepare.readers import read
+from leviathan.data.prepare.records import Document
 from leviathan.data.prepare.sources import find_inputs, find_splits
 from leviathan.data.tokenizer import load_tokenizer, train_bpe
 

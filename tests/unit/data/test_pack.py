@@ -12,7 +12,7 @@ import streaming
 from errors import raises_error
 from prep_cases import hashes, shards, start_preparation, stream_of, wait_for_orphans
 
-from leviathan.config.run import PrepConfig
+from leviathan.config.data import PrepConfig
 from leviathan.data.format import DatasetInfo
 from leviathan.data.mds import ShardReader
 from leviathan.data.prepare import packing as duplicates

@@ -11,15 +11,10 @@ import pyarrow.parquet
 import pytest
 from errors import raises_error
 
-from leviathan.config.run import PrepConfig
+from leviathan.config.data import PrepConfig
 from leviathan.data.prepare import prepare
-from leviathan.data.prepare.readers import (
-    Document,
-    RecordSchema,
-    RejectedRecord,
-    needed_columns,
-    read,
-)
+from leviathan.data.prepare.readers import needed_columns, read
+from leviathan.data.prepare.records import Document, RecordSchema, RejectedRecord
 from leviathan.data.prepare.sources import FileSource
 from leviathan.data.tokenizer import train_bpe
 

@@ -17,11 +17,12 @@ import streaming
 from errors import raises_error
 from prep_cases import hashes, shards, start_preparation, stream_of, wait_for_orphans
 
-from leviathan.config.run import PrepConfig
+from leviathan.config.data import PrepConfig
 from leviathan.data.format import DatasetInfo
 from leviathan.data.mds import ShardReader
 from leviathan.data.prepare import prepare, verify
-from leviathan.data.prepare.readers import Document, read
+from leviathan.data.prepare.readers import read
+from leviathan.data.prepare.records import Document
 from leviathan.data.prepare.sources import find_inputs
 from leviathan.data.prepare.workdir import lock_for_writing
 from leviathan.data.tokenizer import load_tokenizer, train_bpe
@@ -400,7 +401,7 @@ def test_a_full_disk_is_told_and_leaves_nothing(config: Callable[..., PrepConfig
     wanted = config()
     code = (
         "import resource, sys\n"
-        "from leviathan.config.run import PrepConfig\n"
+        "from leviathan.config.data import PrepConfig\n"
         "from leviathan.data.prepare import prepare\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))\n"
         "prepare(PrepConfig.model_validate_json(sys.argv[1]))\n"

@@ -1,5 +1,4 @@
-"""RecordSchema: all compressions of the same lines give the same documents; errors name the
-line."""
+"""All compressions of the same lines give the same documents; errors name the line."""
 
 import gzip
 import json
@@ -15,7 +14,8 @@ import pytest
 import zstandard
 from errors import raises_error
 
-from leviathan.data.prepare.readers import NO_SUBSET, Document, RecordSchema, RejectedRecord, read
+from leviathan.data.prepare.readers import read
+from leviathan.data.prepare.records import NO_SUBSET, Document, RecordSchema, RejectedRecord
 from leviathan.data.prepare.sources import FileSource, find_inputs
 
 TEXTS = [f"document {number}: été 中文 {'x' * number}" for number in range(50)]

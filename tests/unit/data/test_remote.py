@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 from errors import raises_error
 
-from leviathan.config.run import DataConfig, PrepConfig
+from leviathan.config.data import PrepConfig
+from leviathan.config.run import DataConfig
 from leviathan.data import remote
 from leviathan.data.dataset import open_dataset
 from leviathan.data.format import DatasetInfo

@@ -7,7 +7,7 @@ import pytest
 from errors import raises_error
 from prep_cases import shards
 
-from leviathan.config.run import PrepConfig
+from leviathan.config.data import PrepConfig
 from leviathan.data.format import DatasetInfo
 from leviathan.data.prepare import prepare
 from leviathan.data.show import format_bytes, info_table, samples_text, show_samples

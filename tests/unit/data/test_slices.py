@@ -12,7 +12,7 @@ import pytest
 from errors import raises_error
 from prep_cases import hashes, shards, start_preparation
 
-from leviathan.config.run import PrepConfig
+from leviathan.config.data import PrepConfig
 from leviathan.data.format import DatasetInfo
 from leviathan.data.prepare import merge, prepare, verify
 from leviathan.data.prepare.workdir import PrepSlice, lock_for_slice, lock_for_writing, read_slice

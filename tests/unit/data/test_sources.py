@@ -18,19 +18,14 @@ import pytest
 import zstandard
 from errors import raises_error
 
-from leviathan.config.run import PrepConfig
+from leviathan.config.data import PrepConfig
 from leviathan.data.encoders import GigatokenEncoder
 from leviathan.data.format import DatasetInfo
 from leviathan.data.mds import ShardReader
 from leviathan.data.prepare import prepare
 from leviathan.data.prepare.hub import HubSource
-from leviathan.data.prepare.readers import (
-    Document,
-    RecordSchema,
-    RejectedRecord,
-    read,
-    record_schema,
-)
+from leviathan.data.prepare.readers import read, record_schema
+from leviathan.data.prepare.records import Document, RecordSchema, RejectedRecord
 from leviathan.data.prepare.sources import FileSource, Source, find_inputs, find_splits
 from leviathan.data.tokenizer import load_tokenizer
 from leviathan.errors import ConfigError
@@ -225,8 +220,7 @@ def test_a_missing_file_system_is_named() -> None:
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A local directory in the format of a Hub dataset: three training shards, one for
-    validation."""
+    """A local directory like a Hub dataset: three training shards, one for validation."""
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "hub"
     folder.mkdir()

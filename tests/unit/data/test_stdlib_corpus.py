@@ -3,7 +3,8 @@
 import json
 from pathlib import Path
 
-from leviathan.data.prepare.readers import Document, read
+from leviathan.data.prepare.readers import read
+from leviathan.data.prepare.records import Document
 from leviathan.data.prepare.sources import FileSource
 from leviathan.data.prepare.stdlib_corpus import DOCSTRINGS, SOURCES, write_stdlib_corpus
 

@@ -10,11 +10,12 @@ import pyarrow.parquet
 import pytest
 from errors import raises_error
 
-from leviathan.config.run import PrepConfig
+from leviathan.config.data import PrepConfig
 from leviathan.data.format import DatasetInfo
 from leviathan.data.prepare import merge, prepare
 from leviathan.data.prepare.hub import HubSource
-from leviathan.data.prepare.readers import NO_SUBSET, Document, RecordSchema, read, record_schema
+from leviathan.data.prepare.readers import read, record_schema
+from leviathan.data.prepare.records import NO_SUBSET, Document, RecordSchema
 from leviathan.data.prepare.sources import FileSource, find_splits
 
 Config = Callable[..., PrepConfig]

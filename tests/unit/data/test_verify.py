@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from errors import raises_error
 
-from leviathan.config.run import PrepConfig
+from leviathan.config.data import PrepConfig
 from leviathan.data.format import DatasetInfo
 from leviathan.data.mds import (
     ShardSamples,

@@ -29,8 +29,7 @@ STEP = 20
 def write_run(
     run_dir: Path, data: Path, kind: str, spread: float = 0.1, seq_len: int | None = None
 ) -> Path:
-    """A run directory with one checkpoint; its predictions are far from uniform, so scores
-    differ."""
+    """A run directory with one checkpoint, whose predictions are far from uniform."""
     info = DatasetInfo.load(data)
     model_config = {
         "d_model": 16,

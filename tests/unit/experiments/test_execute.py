@@ -12,7 +12,7 @@ import yaml
 from errors import raises_error
 
 from leviathan.checkpoint.layout import complete_checkpoints
-from leviathan.config.run import PrepConfig
+from leviathan.config.data import PrepConfig
 from leviathan.data.prepare import prepare
 from leviathan.experiments.execute import run_experiment
 from leviathan.experiments.expand import load_experiment

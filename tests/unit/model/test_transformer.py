@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from leviathan.config.embeddings import KINDS
-from leviathan.model.transformer import IGNORE, CausalLM
+from leviathan.model.head import IGNORE
+from leviathan.model.transformer import CausalLM
 
 LLAMA_TOLERANCE = 2e-6  # logits of order 0.1 in fp32, sums in another order
 

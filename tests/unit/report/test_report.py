@@ -17,7 +17,8 @@ from scipy import stats
 from leviathan.report.compare import compare
 from leviathan.report.fit import read_loss_table
 from leviathan.report.html import downstream
-from leviathan.report.report import build_report, terminal_table
+from leviathan.report.report import build_report
+from leviathan.report.tables import terminal_table
 
 MakeRun = Any
 

@@ -39,9 +39,7 @@ def records(path):
 
 
 def segments(run_dir):
-    """The records of each start of a run, in order; wandb's own process writes the last of them
-    a moment after the run has ended.
-    """
+    """Records of each start of a run; wandb writes the last ones after the run has ended."""
     deadline = time.monotonic() + 20
     while True:
         files = sorted(run_dir.glob("wandb/offline-run-*/*.wandb"))
