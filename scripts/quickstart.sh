@@ -7,12 +7,11 @@
 # The arguments override configs/run/quickstart.yaml. `leviathan` and `python` must be on PATH
 # (`make quickstart` takes them from .venv). Environment variables:
 #
-#   OUT                output directory (quickstart)
-#   SHARDS             your own text: paths or patterns of .jsonl, .jsonl.zst or .jsonl.gz files
-#   CORPUS_BYTES       bytes of the generated corpus (the complete standard library)
-#   VOCAB_SIZE         tokenizer entries (8192)
-#   STEPS              training steps (120)
-#   RESUME_TEST_STEPS  training steps of the resume test (24)
+#   OUT           output directory (quickstart)
+#   SHARDS        your own text: paths or patterns of .jsonl, .jsonl.zst or .jsonl.gz files
+#   CORPUS_BYTES  bytes of the generated corpus (the complete standard library)
+#   VOCAB_SIZE    tokenizer entries (8192)
+#   STEPS         training steps (120)
 set -euo pipefail
 
 OUT=${OUT:-quickstart}
@@ -20,7 +19,6 @@ SHARDS=${SHARDS:-}
 CORPUS_BYTES=${CORPUS_BYTES:-}
 VOCAB_SIZE=${VOCAB_SIZE:-8192}
 STEPS=${STEPS:-120}
-RESUME_TEST_STEPS=${RESUME_TEST_STEPS:-24}
 
 root=$(realpath --relative-to=. "$(dirname "$0")/..")
 overrides=("$@")
@@ -30,7 +28,7 @@ tied=$OUT/runs/tied leviathan=$OUT/runs/leviathan
 [ -e /dev/nvidiactl ] || export DS_ACCELERATOR=${DS_ACCELERATOR:-cpu}
 
 bold() { if [ -t 2 ]; then printf '\033[1m%s\033[0m\n' "$*" >&2; else printf '%s\n' "$*" >&2; fi; }
-step() { bold "── $1/9 ── $2"; }
+step() { bold "── $1/8 ── $2"; }
 run() { bold "$ ${*@Q}"; "$@"; }
 
 # run_unless_exists FILE COMMAND...
@@ -57,36 +55,20 @@ trap 'on_signal 130' INT
 trap 'on_signal 143' TERM
 trap 'on_exit $?' EXIT
 
-checkpoint_dir() { printf '%s/checkpoints/step-%08d' "$1" "$2"; }
-last_step() {
-  { grep -o '"step": [0-9]*' "$1/metrics.jsonl" 2>/dev/null || echo 0; } | tail -n 1 | grep -o '[0-9]*$'
-}
-losses() { grep -oE '"(step|loss)": [^,}]*' "$1/metrics.jsonl"; }
-
-# train RUN_DIR STEPS INTERRUPT_AT OVERRIDE...
-# Trains on two ranks unless the run is complete. Once the step INTERRUPT_AT is logged (0: never),
-# sends SIGTERM to a rank.
+checkpoint_dir() { printf '%s/checkpoints/step-%08d' "$1" "$STEPS"; }
+# train RUN_DIR KIND: trains on two ranks unless the run is complete.
 train() {
-  local run_dir=$1 steps=$2 interrupt_at=$3 rank
-  if [ -e "$(checkpoint_dir "$run_dir" "$steps")/manifest.json" ]; then
-    echo "$run_dir exists and is complete at step $steps" >&2
+  if [ -e "$(checkpoint_dir "$1")/manifest.json" ]; then
+    echo "$1 exists and is complete at step $STEPS" >&2
     return
   fi
-  local command=(leviathan launch "$root/configs/run/quickstart.yaml" --ranks 2
-    "run_dir=$run_dir" "data.path=$OUT/data" "${overrides[@]}" "${@:4}" "train.steps=$steps")
+  local command=(leviathan launch "$root/configs/run/quickstart.yaml" --ranks 2 "run_dir=$1"
+    "data.path=$OUT/data" "${overrides[@]}" "model.embedding.kind=$2" "train.steps=$STEPS")
   bold "$ ${command[*]@Q}"
   set -m # a process group of its own, so that Ctrl-C reaches this script, which stops the launcher
   "${command[@]}" &
   launcher=$!
   set +m
-  if [ "$interrupt_at" -gt 0 ]; then
-    while kill -0 "$launcher" 2>/dev/null && [ "$(last_step "$run_dir")" -lt "$interrupt_at" ]; do
-      sleep 0.2
-    done
-    rank=$(python -c 'import json, sys; print(json.load(open(sys.argv[1]))["pid"][0])' "$run_dir/run.json")
-    bold "$ kill -TERM $rank  # a rank, after step $(last_step "$run_dir")"
-    kill -TERM "$rank" || true # it may have finished meanwhile
-  fi
   wait "$launcher"
   launcher=
 }
@@ -112,32 +94,14 @@ fi
 run leviathan prep "$root/configs/data/quickstart.yaml" "${data[@]}"
 
 step 4 "Train the tied baseline"
-train "$tied" "$STEPS" 0 model.embedding.kind=tied
+train "$tied" tied
 
-step 5 "Train Leviathan, interrupt it, and resume it with the same command"
-if [ "$(last_step "$leviathan")" -lt $((STEPS / 2)) ]; then
-  train "$leviathan" "$STEPS" $((STEPS / 2))
-fi
-train "$leviathan" "$STEPS" 0
+step 5 "Train Leviathan"
+train "$leviathan" leviathan
 
-step 6 "Resume test: compare an uninterrupted training with an interrupted and resumed one"
-half=$((RESUME_TEST_STEPS / 2))
-short=(train.log_every=1 optim.warmup_steps=2 train.eval_every=0 checkpoint.every=0)
-once=$OUT/runs/uninterrupted resumed=$OUT/runs/resumed
-train "$once" "$RESUME_TEST_STEPS" 0 "${short[@]}"
-if [ "$(last_step "$resumed")" -lt "$half" ]; then
-  train "$resumed" "$RESUME_TEST_STEPS" "$half" "${short[@]}"
-fi
-train "$resumed" "$RESUME_TEST_STEPS" 0 "${short[@]}"
-if ! diff <(losses "$once") <(losses "$resumed") >&2; then
-  echo "error: [quickstart.losses_differ] the losses of $once and $resumed differ" >&2
-  exit 1
-fi
-echo "The losses of all $(last_step "$once") steps are bitwise equal." >&2
-
-step 7 "Evaluate both models"
+step 6 "Evaluate both models"
 for run_dir in "$tied" "$leviathan"; do
-  results=$run_dir/evaluation/$(basename "$(checkpoint_dir "$run_dir" "$STEPS")")
+  results=$run_dir/evaluation/$(basename "$(checkpoint_dir "$run_dir")")
   run_unless_exists "$results/perplexity.json" leviathan perplexity "$run_dir" "$OUT/data"
   run_unless_exists "$results/lm_eval.json" \
     leviathan eval "$run_dir" --tasks next_line --task-data "$OUT/corpus"
@@ -145,10 +109,10 @@ done
 # $results is the last model's: the command writes the results of all models at once.
 run_unless_exists "$results/frequency.json" leviathan frequency "$tied" "$leviathan" --data "$OUT/data"
 
-step 8 "Export Leviathan to a Llama directory and load it with transformers"
+step 7 "Export Leviathan to a Llama directory and load it with transformers"
 run_unless_exists "$OUT/export/export.json" leviathan export "$leviathan" "$OUT/export" --verify
 
-step 9 "Write the report"
+step 8 "Write the report"
 run leviathan report "$tied" "$leviathan" --out "$OUT/report"
 
 bold "Report: $(realpath "$OUT/report/report.html")"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from documentation import ROOT, TINY_CORPUS_BYTES, TINY_RUN, TINY_VOCAB_SIZE, programs
 
-STEPS, RESUME_TEST_STEPS = 12, 6
+STEPS = 12
 
 
 def start(out: Path) -> subprocess.Popen[str]:
@@ -24,7 +24,6 @@ def start(out: Path) -> subprocess.Popen[str]:
         "CORPUS_BYTES": str(TINY_CORPUS_BYTES),
         "VOCAB_SIZE": str(TINY_VOCAB_SIZE),
         "STEPS": str(STEPS),
-        "RESUME_TEST_STEPS": str(RESUME_TEST_STEPS),
     }
     return subprocess.Popen(
         [ROOT / "scripts/quickstart.sh", *TINY_RUN],
@@ -63,10 +62,8 @@ def finished(tmp_path_factory) -> tuple[Path, str]:
 
 
 @pytest.mark.timeout(1200)
-def test_report_and_resume_test(finished):
+def test_report(finished):
     out, errors = finished
-    assert "bitwise equal" in errors
-    assert "kill -TERM" in errors
     assert "does not show which model is better" in errors
     page = (out / "report" / "report.html").read_text()
     assert "leviathan" in page
@@ -91,6 +88,6 @@ def test_a_second_run_trains_and_evaluates_nothing(finished):
     _, errors = process.communicate()
     assert process.returncode == 0, errors
     assert "leviathan launch" not in errors
-    assert errors.count(" exists") >= 11
+    assert errors.count(" exists") >= 9
     assert before
     assert before == {path: path.stat().st_mtime_ns for path in before}
