@@ -21,6 +21,7 @@ EXTENDS = "extends"
 
 C = TypeVar("C", bound=BaseModel)
 Origins = dict[tuple[str, ...], str]  # dotted path → where it was set, "file:line"
+MAX_BYTES, MAX_NODES, MAX_DEPTH = 10_000_000, 100_000, 50  # of a configuration
 
 
 class _Loader(yaml.SafeLoader):
@@ -53,22 +54,45 @@ def _refusal(node: yaml.Node, problem: str) -> yaml.YAMLError:
     return yaml.constructor.ConstructorError(problem=problem, problem_mark=node.start_mark)
 
 
-def _check_keys(node: yaml.Node, above: tuple[yaml.Node, ...] = ()) -> None:
-    """Rejects duplicate keys, keys that are not scalars, and cycles."""
-    if node in above:
-        raise _refusal(node, "this section refers to itself")
-    if isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            _check_keys(item, (*above, node))
-    if isinstance(node, yaml.MappingNode):
+class _Checker:
+    """Rejects duplicate keys, keys that are not scalars, cycles, and excessive size or depth.
+
+    An alias counts as often as it is used, because validation and output expand it. Each node is
+    visited once.
+    """
+
+    def __init__(self) -> None:
+        self._sizes: dict[int, int] = {}  # of the checked nodes, with all aliases expanded
+        self._open: set[int] = set()
+
+    def size(self, node: yaml.Node) -> int:
+        """Number of nodes below and including `node`."""
+        if id(node) in self._open:
+            raise _refusal(node, "this section refers to itself")
+        if id(node) not in self._sizes:
+            if len(self._open) > MAX_DEPTH:
+                raise _refusal(node, f"nested more than {MAX_DEPTH} levels deep")
+            self._open.add(id(node))
+            size = 1 + sum(self.size(child) for child in self._children(node))
+            self._open.remove(id(node))
+            if size > MAX_NODES:
+                raise _refusal(node, f"more than {MAX_NODES:,} values, with aliases expanded")
+            self._sizes[id(node)] = size
+        return self._sizes[id(node)]
+
+    def _children(self, node: yaml.Node) -> list[yaml.Node]:
+        if isinstance(node, yaml.SequenceNode):
+            return node.value
+        if not isinstance(node, yaml.MappingNode):
+            return []
         seen: set[str] = set()
-        for key, value in node.value:
+        for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 raise _refusal(key, "a key must be a scalar, not a list or a section")
             if key.value in seen:
                 raise _refusal(key, f"key {key.value!r} appears twice")
             seen.add(key.value)
-            _check_keys(value, (*above, node))
+        return [value for _, value in node.value]
 
 
 def _key_lines(root: yaml.Node | None, source: str) -> Origins:
@@ -97,7 +121,7 @@ def _parse(text: str, source: str) -> tuple[Any, Origins]:
         root = loader.get_single_node()
         if root is None:
             return None, {}
-        _check_keys(root)
+        _Checker().size(root)
         value = loader.construct_document(root)  # resolves merge keys (`<<`) in the nodes
         return value, _key_lines(root, source)
     except yaml.YAMLError as error:
@@ -159,7 +183,13 @@ def _read_file(path: Path, origins: Origins, chain: tuple[Path, ...] = ()) -> di
         if resolved in chain:
             circle = " → ".join(str(file) for file in (*chain, resolved))
             raise ConfigError("config.circular_extends", f"{path}: cycle in `extends`: {circle}")
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:  # bounded, because it may be a pipe or a device
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise ConfigError(
+                "config.too_large", f"{path}: larger than {MAX_BYTES:,} bytes: not a configuration"
+            )
+        text = content.decode()
     except FileNotFoundError:
         by = f" (extended by {chain[-1]})" if chain else ""
         raise ConfigError("config.not_found", f"{path}: configuration file not found{by}") from None
@@ -187,10 +217,10 @@ def _override(text: str) -> tuple[tuple[str, ...], Any]:
     """Parses `a.b=c` as (path, value); the value is read as YAML."""
     dotted, equals, value = text.partition("=")
     path = tuple(dotted.strip().split("."))
-    if not equals or not all(path):
+    if not equals or not all(path) or len(path) > MAX_DEPTH:
         raise ConfigError(
             "config.invalid_override",
-            f"{COMMAND_LINE}: {text!r} is not an override; expected key.sub_key=value",
+            f"{COMMAND_LINE}: {text[:60]!r} is not an override; expected key.sub_key=value",
         )
     try:
         return path, _parse(value, COMMAND_LINE)[0]

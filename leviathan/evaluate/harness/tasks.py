@@ -355,23 +355,35 @@ def definitions(names: Sequence[str], task_data: Path | None, builtin: Path) -> 
                 "tasks.no_data",
                 f"task {name} reads local files: set their directory with --task-data DIR",
             )
-        text = (TASKS / f"{name}.yaml").read_text(encoding="utf-8")
+        task = yaml.safe_load((TASKS / f"{name}.yaml").read_text(encoding="utf-8"))
         folder = Path(task_data)
-        text = text.replace(TASK_DATA, str(folder.resolve())).replace(BUILTIN, str(builtin))
+        values: dict[str, Any] = {TASK_DATA: str(folder.resolve()), BUILTIN: str(builtin)}
         if name in RECORDS:
-            text = _with_files(text, name, folder)
-        else:
-            check_task_files(text)
-        own[name] = text
+            (split,) = task["dataset_kwargs"]["data_files"]
+            files = [file.resolve() for file in find_task_files(folder, name, split)]
+            check_records(name, files)
+            values[FILES] = [str(file) for file in files]
+            values[FORMAT] = "parquet" if files[0].suffix == ".parquet" else "json"
+        # Values are filled into the parsed task, so that any path is valid.
+        own[name] = yaml.safe_dump(_filled(task, values), sort_keys=False, allow_unicode=True)
+        if name not in RECORDS:
+            check_task_files(own[name])
     return own
 
 
-def _with_files(text: str, name: str, folder: Path) -> str:
-    (split,) = yaml.safe_load(text)["dataset_kwargs"]["data_files"]
-    files = [file.resolve() for file in find_task_files(folder, name, split)]
-    check_records(name, files)
-    kind = "parquet" if files[0].suffix == ".parquet" else "json"
-    return text.replace(FORMAT, kind).replace(FILES, json.dumps([str(file) for file in files]))
+def _filled(value: Any, values: Mapping[str, Any]) -> Any:
+    """Replaces placeholders in all texts of a tree."""
+    if isinstance(value, dict):
+        return {key: _filled(inner, values) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_filled(inner, values) for inner in value]
+    if not isinstance(value, str):
+        return value
+    if value in values:
+        return values[value]
+    for placeholder, text in values.items():
+        value = value.replace(placeholder, text) if isinstance(text, str) else value
+    return value
 
 
 # ---------------------------------------------------------------- offline mode

@@ -150,6 +150,17 @@ def test_what_yaml_stumbles_over_is_one_line(write, text, expected):
         assert line.startswith("command line: data.path: ")
 
 
+def test_size_and_depth_are_bounded(write):
+    bomb = ["a0: &a0 [x, x]"] + [f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 64)]
+    (line,) = problems(write("\n".join(bomb)))
+    assert "run.yaml:16: not valid YAML: more than 100,000 values" in line
+    assert "nested more than" in problems(write("a: " + "[" * 60 + "]" * 60))[0]
+    with raises_error("config.too_large", "/dev/zero"):
+        load_config(Path("/dev/zero"), [], RunConfig)
+    with raises_error("config.invalid_override"):
+        load_config(write(GOOD), [".".join(["a"] * 3000) + "=1"], RunConfig)
+
+
 def test_a_date_is_text(write):
     config = load_config(write(GOOD), ["run_dir=2024-02-30", "data.path=2024-02-29"], RunConfig)
     assert (config.run_dir, config.data.path) == (Path("2024-02-30"), Path("2024-02-29"))

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -264,6 +265,14 @@ def test_next_line(runs: dict[str, Path], choices: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_network")
+def test_a_directory_with_yaml_syntax_in_its_name(
+    runs: dict[str, Path], choices: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(choices, tmp_path / 'it\'s a: "#1" # [x]'))
+    result = run_tasks(runs["tied"], ["next_line"], folder, limit=3)
+    assert result["n-samples"]["next_line"]["effective"] == 3
+
+
 def test_limit(runs: dict[str, Path], choices: Path) -> None:
     result = run_tasks(runs["leviathan"], ["next_line"], choices, limit=5, batch_size=3)
     assert result["n-samples"]["next_line"]["effective"] == 5
