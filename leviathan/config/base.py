@@ -23,7 +23,11 @@ def computed_default(*names: str, compute: Any, default: str, description: str) 
     )
 
 
-PositiveInt = Annotated[int, Field(gt=0)]
+# Bounds far above any use keep closed forms and buffers from growing without limit.
+PositiveInt = Annotated[int, Field(gt=0, le=10**9)]
+Dimension = Annotated[int, Field(gt=0, le=2**24)]
+VocabularySize = Annotated[int, Field(gt=0, le=2**31)]
+ByteCount = Annotated[int, Field(gt=0, le=2**40)]
 PositiveFloat = Annotated[float, Field(gt=0, strict=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, strict=False)]
 

@@ -4,7 +4,15 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from leviathan.config.base import NonNegativeFloat, Paths, PositiveInt, Strict, UserPath
+from leviathan.config.base import (
+    ByteCount,
+    Dimension,
+    NonNegativeFloat,
+    Paths,
+    PositiveInt,
+    Strict,
+    UserPath,
+)
 
 
 class HubConfig(Strict):
@@ -109,7 +117,7 @@ class PrepConfig(Strict):
         description="tiktoken encoding such as o200k_base, a .tiktoken file, or a directory with "
         "one"
     )
-    seq_len: PositiveInt = Field(
+    seq_len: Dimension = Field(
         default=512, description="sample length in tokens; a sample stores one id more"
     )
     out: UserPath = Field(description="output directory of the dataset")
@@ -133,7 +141,7 @@ class PrepConfig(Strict):
         strict=False,
         description="maximum fraction of rejected records; the first 100 are always allowed",
     )
-    max_document_bytes: PositiveInt = Field(
+    max_document_bytes: ByteCount = Field(
         default=1 << 28,
         description="maximum size of a document in bytes, which bounds the memory; larger "
         "documents are rejected",

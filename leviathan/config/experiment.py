@@ -8,7 +8,16 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from leviathan.config.base import Paths, PositiveFloat, PositiveInt, Strict, UserPath
+from leviathan.config.base import (
+    ByteCount,
+    Dimension,
+    Paths,
+    PositiveFloat,
+    PositiveInt,
+    Strict,
+    UserPath,
+    VocabularySize,
+)
 from leviathan.config.identity import flatten
 
 
@@ -46,7 +55,7 @@ class GroupConfig(Strict):
     baseline: str | None = Field(
         default=None, description="baseline of the group; null: the experiment's"
     )
-    vocab_size: PositiveInt | None = Field(
+    vocab_size: VocabularySize | None = Field(
         default=None,
         description="vocabulary size of the tiny corpus in this group; null: the experiment's",
     )
@@ -65,9 +74,9 @@ class TinyCorpusConfig(Strict):
     folder: UserPath = Field(
         description="directory of corpus, tokenizers and datasets; several experiments may share it"
     )
-    vocab_size: PositiveInt = Field(default=8192, description="number of byte-level BPE entries")
-    seq_len: PositiveInt = Field(default=128, description="sample length in tokens")
-    max_bytes: PositiveInt = Field(
+    vocab_size: VocabularySize = Field(default=8192, description="number of byte-level BPE entries")
+    seq_len: Dimension = Field(default=128, description="sample length in tokens")
+    max_bytes: ByteCount = Field(
         default=10_000_000, description="maximum size of the text in bytes"
     )
 

@@ -145,13 +145,17 @@ def _flat(metadata: Any) -> Iterator[Any]:
 
 def _range(metadata: list[Any]) -> str:
     bounds = [
-        f"{sign} {getattr(item, attribute):g}"
+        f"{sign} {_bound(getattr(item, attribute))}"
         for item in metadata
         for kind, (sign, attribute) in _SIGNS.items()
         if isinstance(item, kind)
     ]
     filled = any(isinstance(item, MinLen) for item in metadata)
     return (" " + ", ".join(bounds) if bounds else "") + (", not empty" if filled else "")
+
+
+def _bound(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
 def _default(name: str, field: FieldInfo) -> str:

@@ -19,12 +19,14 @@ from pydantic import (
 
 from leviathan.config.base import (
     Beta,
+    Dimension,
     Epsilon,
     NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
     Strict,
     UserPath,
+    VocabularySize,
     computed_default,
 )
 from leviathan.config.embeddings import EmbeddingConfig
@@ -81,6 +83,7 @@ class OptimConfig(Strict):
     warmup_steps: int = Field(
         default=0,
         ge=0,
+        le=10**9,
         description="number of warmup steps, in which the learning rate rises linearly from 0",
     )
     schedule: Literal["cosine", "wsd", "constant"] = Field(
@@ -137,6 +140,7 @@ class EvaluateConfig(Strict):
     every: int = Field(
         default=0,
         ge=0,
+        le=10**9,
         description="interval between task evaluations, in steps (0: only at the end)",
     )
     task_data: UserPath | None = Field(
@@ -189,26 +193,26 @@ class TrackingConfig(Strict):
 class ModelConfig(Strict):
     """A decoder-only, pre-norm Llama backbone and its input embedding."""
 
-    d_model: PositiveInt = Field(description="width of the residual stream (D)")
-    n_layers: PositiveInt = Field(description="number of transformer blocks")
-    n_heads: PositiveInt = Field(
+    d_model: Dimension = Field(description="width of the residual stream (D)")
+    n_layers: int = Field(gt=0, le=10_000, description="number of transformer blocks")
+    n_heads: Dimension = Field(
         description="number of attention heads; d_model / n_heads must be even"
     )
-    n_kv_heads: PositiveInt = computed_default(
+    n_kv_heads: Dimension = computed_default(
         "n_heads",
         compute=lambda heads: heads,
         default="n_heads",
         description="number of key and value heads (grouped-query attention); divides n_heads",
     )
-    d_ff: PositiveInt = computed_default(
+    d_ff: Dimension = computed_default(
         "d_model",
         compute=lambda width: 4 * width,
         default="4 · d_model",
         description="hidden width of the SwiGLU MLP",
     )
-    seq_len: PositiveInt = Field(default=512, description="context length in tokens")
-    vocab_size: PositiveInt = Field(description="number of token ids of the tokenizer")
-    padded_vocab_size: PositiveInt = computed_default(
+    seq_len: Dimension = Field(default=512, description="context length in tokens")
+    vocab_size: VocabularySize = Field(description="number of token ids of the tokenizer")
+    padded_vocab_size: VocabularySize = computed_default(
         "vocab_size",
         compute=lambda size: size,
         default="vocab_size",
@@ -279,11 +283,11 @@ class MdsTokensFormat(Strict):
     tokenizer: str = Field(
         description="tokenizer of the token ids: a tiktoken encoding or a .tiktoken file"
     )
-    vocab_size: PositiveInt | None = Field(
+    vocab_size: VocabularySize | None = Field(
         default=None, description="number of token ids; null: the tokenizer's"
     )
     end_of_text: int | None = Field(
-        default=None, ge=0, description="end-of-text id; null: the tokenizer's"
+        default=None, ge=0, lt=2**31, description="end-of-text id; null: the tokenizer's"
     )
     cache: UserPath | None = Field(
         default=None, description="directory for unpacked shards; required for compressed shards"
@@ -328,7 +332,10 @@ class TrainConfig(Strict):
     )
     log_every: PositiveInt = Field(default=10, description="interval between log lines, in steps")
     eval_every: int = Field(
-        default=0, ge=0, description="interval between validations, in steps (0: only at the end)"
+        default=0,
+        ge=0,
+        le=10**9,
+        description="interval between validations, in steps (0: only at the end)",
     )
     spike_threshold_mads: NonNegativeFloat = Field(
         default=6.0,
@@ -429,13 +436,17 @@ class CheckpointConfig(Strict):
     every: int = Field(
         default=0,
         ge=0,
+        le=10**9,
         description="interval between checkpoints, in steps (0: only at the end and on a signal)",
     )
     keep_last: PositiveInt = Field(
         default=2, description="number of most recent checkpoints to keep"
     )
     keep_every: int = Field(
-        default=0, ge=0, description="keep the checkpoints of every n-th step permanently (0: none)"
+        default=0,
+        ge=0,
+        le=10**9,
+        description="keep the checkpoints of every n-th step permanently (0: none)",
     )
     async_save: bool = Field(
         default=True, description="write checkpoints in the background, from a copy in CPU memory"
@@ -447,7 +458,10 @@ class RunConfig(Strict):
 
     run_dir: UserPath = Field(description="run directory, with checkpoints and metrics.jsonl")
     seed: int = Field(
-        default=1234, ge=0, description="seed of the initial weights and of the data order"
+        default=1234,
+        ge=0,
+        lt=2**63,
+        description="seed of the initial weights and of the data order",
     )
     init_from: UserPath | None = Field(
         default=None,

@@ -4,6 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from leviathan.config.base import Dimension
 from leviathan.config.embeddings.base import InitStd, MatchedConfig, function_of_id
 
 
@@ -13,8 +14,8 @@ class AlbertConfig(MatchedConfig):
     model_card: ClassVar[str] = function_of_id("a narrow table and a linear map (as in ALBERT)")
     free_width: ClassVar[str] = "width"
     kind: Literal["albert"] = "albert"
-    width: int | None = Field(
-        default=None, gt=0, description="table width (E); null: derived from target_params"
+    width: Dimension | None = Field(
+        default=None, description="table width (E); null: derived from target_params"
     )
     embedding_init_std: InitStd = 0.02
 

@@ -93,6 +93,7 @@ class MatchedConfig(InputEmbeddingConfig):
     target_params: int | None = Field(
         default=None,
         gt=0,
+        le=10**13,
         description="target number of parameters; null: that of the default LEV at this V and D",
     )
 

@@ -4,6 +4,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 
+from leviathan.config.base import Dimension
 from leviathan.config.embeddings.base import InitStd, MatchedConfig, function_of_id
 from leviathan.config.embeddings.digits import DigitConfig
 
@@ -16,8 +17,8 @@ class FactoredMLPConfig(MatchedConfig, DigitConfig):
     )
     free_width: ClassVar[str] = "hidden"
     kind: Literal["factored_mlp"] = "factored_mlp"
-    hidden: int | None = Field(
-        default=None, gt=0, description="hidden width (H); null: derived from target_params"
+    hidden: Dimension | None = Field(
+        default=None, description="hidden width (H); null: derived from target_params"
     )
     embedding_init_std: InitStd = 0.02
 

@@ -4,6 +4,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 
+from leviathan.config.base import Dimension
 from leviathan.config.embeddings.base import InitStd, MatchedConfig, function_of_id
 
 
@@ -16,11 +17,11 @@ class FlatMLPConfig(MatchedConfig):
     model_card: ClassVar[str] = function_of_id("a narrow table and a two-layer MLP")
     free_width: ClassVar[str] = "hidden"
     kind: Literal["flat_mlp"] = "flat_mlp"
-    width: int | None = Field(
-        default=None, gt=0, description="table width (e); null: V·e is about half of target_params"
+    width: Dimension | None = Field(
+        default=None, description="table width (e); null: V·e is about half of target_params"
     )
-    hidden: int | None = Field(
-        default=None, gt=0, description="hidden width (H); null: derived from target_params"
+    hidden: Dimension | None = Field(
+        default=None, description="hidden width (H); null: derived from target_params"
     )
     embedding_init_std: InitStd = 0.02
 

@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field
 
-from leviathan.config.base import PositiveInt
+from leviathan.config.base import Dimension
 from leviathan.config.embeddings.base import PAPER, InitStd, function_of_id
 from leviathan.config.embeddings.digits import DigitConfig
 
@@ -25,7 +25,7 @@ SplineInitStd = Annotated[
 class GeneratorConfig(DigitConfig):
     """Settings of both versions of the paper: digits, codebooks, splines, initialization."""
 
-    rank: PositiveInt = Field(default=64, description="rank of each tensor product (r)")
+    rank: Dimension = Field(default=64, description="rank of each tensor product (r)")
     latent_scale: LatentScale = "outside"
     spline_init_std: SplineInitStd = 0.1
     embedding_init_std: InitStd = 0.02
@@ -42,13 +42,16 @@ class LeviathanConfig(GeneratorConfig):
         f"generated from the digits of the token id (LEV of {PAPER})"
     )
     kind: Literal["leviathan"] = "leviathan"
-    heads: PositiveInt = Field(default=8, description="number of heads, which are summed (h)")
+    heads: Dimension = Field(default=8, description="number of heads, which are summed (h)")
     tp_mode: Literal["replicated", "ids", "heads"] = Field(
         default="ids",  # the fastest: see benchmarks/tensor_parallel.py
         description="tensor parallelism of LEV: replicated, or divided by ids or by heads",
     )
     knots: int = Field(
-        default=16, ge=2, description="number of uniform knots of the quadratic B-splines (κ)"
+        default=16,
+        ge=2,
+        le=2**20,
+        description="number of uniform knots of the quadratic B-splines (κ)",
     )
 
     def parameters(self, vocabulary: int, d_model: int) -> int:

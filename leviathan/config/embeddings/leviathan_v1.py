@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from leviathan.config.base import PositiveInt
+from leviathan.config.base import Dimension
 from leviathan.config.embeddings.base import PAPER, function_of_id
 from leviathan.config.embeddings.leviathan import GeneratorConfig
 
@@ -16,9 +16,12 @@ class LeviathanV1Config(GeneratorConfig):
         f"generated from the digits of the token id (the generator of {PAPER}, version 1)"
     )
     kind: Literal["leviathan_v1"] = "leviathan_v1"
-    modes: PositiveInt = Field(default=8, description="number of concatenated tensor products (M)")
+    modes: Dimension = Field(default=8, description="number of concatenated tensor products (M)")
     knots: int = Field(
-        default=32, ge=2, description="number of uniform knots of the quadratic B-splines (κ)"
+        default=32,
+        ge=2,
+        le=2**20,
+        description="number of uniform knots of the quadratic B-splines (κ)",
     )
 
     def parameters(self, vocabulary: int, d_model: int) -> int:

@@ -150,6 +150,22 @@ def test_what_yaml_stumbles_over_is_one_line(write, text, expected):
         assert line.startswith("command line: data.path: ")
 
 
+@pytest.mark.parametrize("value", [10**13 + 1, 2**63 - 1, 2**64, -1])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "seed model.d_model model.n_layers model.n_heads model.seq_len model.vocab_size",
+        "model.padded_vocab_size model.embedding.base model.embedding.knots model.embedding.rank",
+        "train.steps train.global_batch_size train.eval_every optim.warmup_steps parallel.tp",
+        "checkpoint.every data.shuffle_window",
+    ],
+)
+def test_integers_are_bounded(write, key, value):
+    for name in key.split():
+        if (name, value) not in (("seed", 10**13 + 1), ("seed", 2**63 - 1)):
+            assert name in "\n".join(problems(write(GOOD), f"{name}={value}"))
+
+
 def test_size_and_depth_are_bounded(write):
     bomb = ["a0: &a0 [x, x]"] + [f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 64)]
     (line,) = problems(write("\n".join(bomb)))

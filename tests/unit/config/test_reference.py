@@ -31,7 +31,7 @@ def test_every_key_has_a_row_with_a_meaning(schema):
 @pytest.mark.parametrize(
     "row",
     [
-        "| `steps` | integer > 0 | *required* | number of optimizer steps |",
+        "| `steps` | integer > 0, ≤ 1,000,000,000 | *required* | number of optimizer steps |",
         "| `d_ff` | integer > 0 | *4 · d_model* | hidden width of the SwiGLU MLP |",
         "| `betas` | list of number ≥ 0, < 1 | `[0.9, 0.999]` | AdamW's β₁ and β₂ |",
         "| `fraction` | number ≥ 0, < 1 | `0.005` | fraction of documents held out by content "
