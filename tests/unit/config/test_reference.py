@@ -32,12 +32,12 @@ def test_every_key_has_a_row_with_a_meaning(schema):
     "row",
     [
         "| `steps` | integer > 0, ≤ 1,000,000,000 | *required* | number of optimizer steps |",
-        "| `d_ff` | integer > 0 | *4 · d_model* | hidden width of the SwiGLU MLP |",
+        "| `d_ff` | integer > 0, ≤ 16,777,216 | *4 · d_model* | hidden width of the SwiGLU MLP |",
         "| `betas` | list of number ≥ 0, < 1 | `[0.9, 0.999]` | AdamW's β₁ and β₂ |",
         "| `fraction` | number ≥ 0, < 1 | `0.005` | fraction of documents held out by content "
         "hash; ignored with paths or hub |",
-        "| `base` | integer ≥ 2, `null` | `null` | base of the digits (b); null: the smallest b "
-        "with b^k ≥ V |",
+        "| `base` | integer ≥ 2, ≤ 2,147,483,648, `null` | `null` | base of the digits (b); null: "
+        "the smallest b with b^k ≥ V |",
     ],
 )
 def test_types_ranges_and_defaults(row):
