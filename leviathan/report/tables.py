@@ -326,7 +326,7 @@ def csv_files(report: dict[str, Any]) -> dict[str, str]:
         "tasks.csv": _tasks(groups),
         "sweep.csv": _sweep(groups),
     }
-    return {name: _text(rows) for name, rows in found.items() if rows}
+    return {name: csv_text(rows) for name, rows in found.items() if rows}
 
 
 def _runs(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -413,11 +413,18 @@ def _sweep(groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-def _text(rows: Iterable[dict[str, Any]]) -> str:
+def csv_text(rows: Iterable[dict[str, Any]]) -> str:
+    """A CSV table with all keys of the rows as columns."""
     rows = list(rows)
     columns = list(dict.fromkeys(key for row in rows for key in row))
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, columns, restval="", lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
     return buffer.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    """Marks text that a spreadsheet would evaluate as a formula with an apostrophe."""
+    formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return f"'{value}" if formula else value
