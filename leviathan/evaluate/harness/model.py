@@ -205,15 +205,6 @@ def _shown(value: Any) -> str:
 
 
 # ---------------------------------------------------------------- lm-eval
-# The only module that imports lm_eval. Rules for the scores:
-#
-# - The context of a request begins with the prefix token exactly once: end-of-text, as in training,
-#   or the beginning-of-sequence token of an imported model. If both do not fit the model's
-#   context, the context is truncated from the left and counted.
-# - A prompt keeps all its tokens; the number of new tokens is limited by the remaining context, and
-#   limited requests are counted.
-# - A rolling request also begins with the prefix token; its later windows begin with as much of the
-#   preceding text as fits, as in the training data and in the models of lm-eval.
 
 
 Request = tuple[Any, list[int], list[int]]  # (key, context ids, continuation ids)
