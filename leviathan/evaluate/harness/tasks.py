@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from glob import escape
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,21 +27,22 @@ from leviathan.errors import ConfigError, DataError
 # ---------------------------------------------------------------- multiple-choice tasks
 
 
-def check_task_files(definition: str) -> None:
-    """Reads every file that a task's YAML names under `data_files`.
+def check_task_files(task: dict[str, Any]) -> None:
+    """Reads every file that a task names under `data_files`.
 
     Args:
-        definition: the task's YAML, `${task_data}` filled in.
+        task: content of the task's YAML, with `${task_data}` filled in.
 
     Raises:
         DataError: a file is missing, empty, or has a line that is not an item of the task.
     """
     try:
-        task = yaml.safe_load(definition)
         files = list(task["dataset_kwargs"]["data_files"].values())
-    except (yaml.YAMLError, LookupError, TypeError, AttributeError):
+    except (LookupError, TypeError, AttributeError):
         return  # not a task with local files: lm-eval checks it
-    columns = {kind: task.get(f"doc_to_{kind}") for kind in ("text", "choice", "target")}
+    columns: dict[str, Any] = {
+        kind: task.get(f"doc_to_{kind}") for kind in ("text", "choice", "target")
+    }
     plain = all(isinstance(name, str) and name.isidentifier() for name in columns.values())
     for file in files:
         if not Path(file).is_file():
@@ -357,17 +359,18 @@ def definitions(names: Sequence[str], task_data: Path | None, builtin: Path) -> 
             )
         task = yaml.safe_load((TASKS / f"{name}.yaml").read_text(encoding="utf-8"))
         folder = Path(task_data)
-        values: dict[str, Any] = {TASK_DATA: str(folder.resolve()), BUILTIN: str(builtin)}
+        # Values are filled into the parsed task, so that any path is valid. `datasets` reads files
+        # as glob patterns.
+        values: dict[str, Any] = {TASK_DATA: escape(str(folder.resolve())), BUILTIN: str(builtin)}
         if name in RECORDS:
             (split,) = task["dataset_kwargs"]["data_files"]
             files = [file.resolve() for file in find_task_files(folder, name, split)]
             check_records(name, files)
-            values[FILES] = [str(file) for file in files]
+            values[FILES] = [escape(str(file)) for file in files]
             values[FORMAT] = "parquet" if files[0].suffix == ".parquet" else "json"
-        # Values are filled into the parsed task, so that any path is valid.
+        else:
+            check_task_files(_filled(task, {TASK_DATA: str(folder.resolve())}))
         own[name] = yaml.safe_dump(_filled(task, values), sort_keys=False, allow_unicode=True)
-        if name not in RECORDS:
-            check_task_files(own[name])
     return own
 
 
