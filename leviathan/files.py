@@ -95,13 +95,7 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def atomic_directory(path: Path) -> Iterator[Path]:
-    """Creates a temporary directory; on success, it replaces `path`.
-
-    Temporary directories that killed processes of this host left for `path` are removed.
-    """
-    for leftover in path.parent.glob(f".{escape(path.name)}.{escape(_host())}-*.tmp"):
-        if not psutil.pid_exists(int(leftover.stem.rsplit("-", 2)[1])):
-            shutil.rmtree(leftover, ignore_errors=True)
+    """Creates a temporary directory; on success, it replaces `path`; else `path` is unchanged."""
     temporary = _temporary(path)
     former = temporary.with_name(f"{temporary.name}.former")
     try:
@@ -109,10 +103,22 @@ def atomic_directory(path: Path) -> Iterator[Path]:
         yield temporary
         if path.exists():
             path.rename(former)
-        temporary.rename(path)
+        try:
+            temporary.rename(path)
+        except OSError:
+            if former.exists():
+                former.rename(path)
+            raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         shutil.rmtree(former, ignore_errors=True)
+
+
+def remove_leftovers(path: Path) -> None:
+    """Removes temporary directories that killed processes of this host left for `path`."""
+    for leftover in path.parent.glob(f".{escape(path.name)}.{escape(_host())}-*.tmp"):
+        if not psutil.pid_exists(int(leftover.stem.rsplit("-", 2)[1])):
+            shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _host() -> str:

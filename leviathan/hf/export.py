@@ -24,7 +24,7 @@ from leviathan.console import say
 from leviathan.data.id_comparison import compare_ids
 from leviathan.data.tokenizer import END_OF_TEXT, TOKENIZERS_PATTERNS, Tokenizer
 from leviathan.errors import CheckpointError, ConfigError, DataError
-from leviathan.files import atomic_directory, check_writable_dir, read_json
+from leviathan.files import atomic_directory, check_writable_dir, read_json, remove_leftovers
 from leviathan.hf.llama import ImportedTokenizer, kept_tokenizer
 from leviathan.hf.model_card import TokenizerNotes, model_card
 from leviathan.hf.tokenizer import UNUSED, encode_original, load_original
@@ -66,6 +66,7 @@ def replaced_atomically(out: Path) -> Iterator[Path]:
         ConfigError, DataError: as `check_output_dir`.
     """
     check_output_dir(out)
+    remove_leftovers(out)
     try:
         with atomic_directory(out) as draft:
             yield draft

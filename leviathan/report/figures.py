@@ -128,10 +128,10 @@ def label_ends(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
     """Labels lines (value, name, color) at their right end, without overlaps."""
     low, high = axes.get_ylim()
     height = axes.get_window_extent().height / axes.figure.dpi  # inches
-    apart = (high - low) * 0.16 / max(height, 0.5)
+    spacing = (high - low) * 0.16 / max(height, 0.5)
     placed: list[float] = []
     for value, label, shade in sorted(ends):
-        y = value if not placed else max(value, placed[-1] + apart)
+        y = value if not placed else max(value, placed[-1] + spacing)
         placed.append(y)
         axes.annotate(
             label,

@@ -14,10 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from leviathan.evaluate.intervals import (
-    CONFIDENCE,
-    no_interval,
-)
+from leviathan.evaluate.intervals import CONFIDENCE, no_interval
 
 # ---------------------------------------------------------------- regression
 # A set is a starting point or a bootstrap replicate; hundreds of sets are fitted as arrays.

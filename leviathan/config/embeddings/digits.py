@@ -5,6 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from leviathan.config.base import Dimension
 from leviathan.config.embeddings.base import InputEmbeddingConfig
 
 Digits = Annotated[int, Field(gt=0, le=64, description="number of digits per token id (k)")]
@@ -12,7 +13,7 @@ Base = Annotated[
     int | None,
     Field(ge=2, le=2**31, description="base of the digits (b); null: the smallest b with b^k ≥ V"),
 ]
-SeedWidth = Annotated[int, Field(gt=0, le=2**24, description="width of the codebook vectors (d)")]
+SeedWidth = Annotated[Dimension, Field(description="width of the codebook vectors (d)")]
 
 
 class DigitConfig(InputEmbeddingConfig):

@@ -32,8 +32,7 @@ class FactoredMLPConfig(MatchedConfig, DigitConfig):
 
     def resolved(self, vocabulary: int, d_model: int) -> Self:
         """Fills in b, then H."""
+        base = self.base_at(vocabulary)
         if self.base is not None:
-            self.base_at(vocabulary)  # raises if it is too small
             return super().resolved(vocabulary, d_model)
-        filled = self.model_copy(update={"base": self.base_at(vocabulary)})
-        return filled.resolved(vocabulary, d_model)
+        return self.model_copy(update={"base": base}).resolved(vocabulary, d_model)

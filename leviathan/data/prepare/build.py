@@ -60,15 +60,15 @@ class EmptyTrainingSplit(DataError):
     """All documents are held out or in an omitted subset."""
 
 
-def build_dataset(recipe: DatasetSpec, ledger: WorkDir, pool: Pool) -> DatasetInfo:
+def build_dataset(recipe: DatasetSpec, workdir: WorkDir, pool: Pool) -> DatasetInfo:
     """Writes a dataset; `dataset.json` last.
 
     Raises:
         EmptyTrainingSplit: the training split would be empty.
     """
-    out, tokenizer = ledger.out, recipe.tokenizer
+    out, tokenizer = workdir.out, recipe.tokenizer
     layouts = _lay_out_all(recipe)
-    folders = ledger.packing(recipe.made_of)
+    folders = workdir.packing(recipe.made_of)
     splits: dict[str, SplitInfo] = {}
     total = sum(layout.ids for layout in layouts.values())
     with progress_bar("packing (tokens)", total=total) as bar:
@@ -111,7 +111,7 @@ def build_dataset(recipe: DatasetSpec, ledger: WorkDir, pool: Pool) -> DatasetIn
         config=recipe.config,
     )
     write_atomic(out / DATASET_FILE, info.dump())
-    ledger.close()
+    workdir.close()
     return info
 
 

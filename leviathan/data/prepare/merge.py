@@ -66,10 +66,10 @@ def merge(out: Path, others: Sequence[Path], workers: int = 1) -> dict[str, Any]
         folders, infos = _gather(request["inputs"], works, config)
         # `out` itself has none if an earlier merge was interrupted.
         tokenizer = load_tokenizer(next(w for w in works if (w / TOKENIZER).is_dir()) / TOKENIZER)
-        ledger = stack.enter_context(WorkDir(out, identity, shared=True))
-        ledger.record(request)
+        workdir = stack.enter_context(WorkDir(out, identity, shared=True))
+        workdir.record(request)
         pool = stack.enter_context(open_local_pool(workers))
-        return pack_parts(config, infos, folders, tokenizer, ledger, pool).summary()
+        return pack_parts(config, infos, folders, tokenizer, workdir, pool).summary()
 
 
 def _no_slice(folder: Path) -> DataError:

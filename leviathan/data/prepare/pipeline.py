@@ -84,13 +84,13 @@ def prepare(config: PrepConfig) -> dict[str, Any]:
             return _already_finished(config, inputs)
         with (
             explain_stop(config.out),
-            WorkDir(config.out, identity) as ledger,
+            WorkDir(config.out, identity) as workdir,
             _open_pool(config) as pool,
         ):
-            tasks = _begin(config, inputs, tokenizer, ledger)
-            infos = _tokenize_all(list(enumerate(tasks)), inputs, tokenizer, ledger, config, pool)
+            tasks = _begin(config, inputs, tokenizer, workdir)
+            infos = _tokenize_all(list(enumerate(tasks)), inputs, tokenizer, workdir, config, pool)
             folders = [task.part for task in tasks]
-            return pack_parts(config, infos, folders, tokenizer, ledger, pool).summary()
+            return pack_parts(config, infos, folders, tokenizer, workdir, pool).summary()
 
 
 def _open_pool(config: PrepConfig) -> AbstractContextManager[Pool]:
@@ -118,18 +118,18 @@ def explain_stop(out: Path) -> Iterator[None]:
 
 
 def _begin(
-    config: PrepConfig, inputs: Inputs, tokenizer: Tokenizer, ledger: WorkDir
+    config: PrepConfig, inputs: Inputs, tokenizer: Tokenizer, workdir: WorkDir
 ) -> list[TokenizeTask]:
     """Writes the request of a slice for the merge; returns one task per input."""
     listed = [[source.name, split, source.size()] for source, split in inputs]
-    ledger.record({"config": _stored_config(config), "inputs": listed})
-    tokenizer.save(ledger.tokenizer)
+    workdir.record({"config": _stored_config(config), "inputs": listed})
+    tokenizer.save(workdir.tokenizer)
     return [
         TokenizeTask(
             source=source,
             split=split,
-            part=ledger.parts / f"{index:05}",
-            tokenizer=ledger.tokenizer,
+            part=workdir.parts / f"{index:05}",
+            tokenizer=workdir.tokenizer,
             fraction=config.validation.fraction,
             quarantine=config.on_error == "quarantine",
             threads=max(1, config.workers // len(inputs)),
@@ -149,14 +149,14 @@ def _prepare_slice(
     part: PrepSlice,
 ) -> dict[str, Any]:
     with (
-        WorkDir(config.out, identity, shared=True) as ledger,
+        WorkDir(config.out, identity, shared=True) as workdir,
         open_local_pool(config.workers) as pool,
     ):
-        tasks = _begin(config, inputs, tokenizer, ledger)
+        tasks = _begin(config, inputs, tokenizer, workdir)
         mine = list(enumerate(tasks))[part.rank :: part.world]
-        ledger.mark_slice(part.rank, part.world, done=False)
-        infos = _tokenize_all(mine, [], tokenizer, ledger, config, pool)
-        ledger.mark_slice(part.rank, part.world, done=True)
+        workdir.mark_slice(part.rank, part.world, done=False)
+        infos = _tokenize_all(mine, [], tokenizer, workdir, config, pool)
+        workdir.mark_slice(part.rank, part.world, done=True)
     say(
         f"slice {part.rank} of {part.world}: {len(infos)} of {len(tasks)} files are tokenized. "
         f"After the last slice, run `leviathan data merge {config.out} [the other slices' "
@@ -175,7 +175,7 @@ def _tokenize_all(
     tasks: Sequence[tuple[int, TokenizeTask]],
     packed: Inputs,
     tokenizer: Tokenizer,
-    ledger: WorkDir,
+    workdir: WorkDir,
     config: PrepConfig,
     pool: Pool,
 ) -> list[TokenizedFileInfo]:
@@ -188,8 +188,8 @@ def _tokenize_all(
         DataError: a file is corrupt, a record is rejected with `on_error=fail`, or too many are
             rejected.
     """
-    ledger.clear_leftovers([task for _, task in tasks])
-    done = {index: info for index, task in tasks if (info := ledger.finished(task))}
+    workdir.clear_leftovers([task for _, task in tasks])
+    done = {index: info for index, task in tasks if (info := workdir.finished(task))}
     if done:
         say(f"resuming: {len(done)} of {len(tasks)} files were already tokenized")
     sizes = {index: task.source.size() or 0 for index, task in tasks}
@@ -237,7 +237,7 @@ def pack_parts(
     infos: Sequence[TokenizedFileInfo],
     folders: Sequence[Path],
     tokenizer: Tokenizer,
-    ledger: WorkDir,
+    workdir: WorkDir,
     pool: Pool,
 ) -> DatasetInfo:
     """Builds the dataset from tokenized files.
@@ -267,7 +267,7 @@ def pack_parts(
     ]
     weights, dropped = epochs(config.mixing, subsets), 0
     if config.deduplicate:
-        parts, dropped = deduplicate(parts, ledger.work)
+        parts, dropped = deduplicate(parts, workdir.work)
     recipe = DatasetSpec(
         tokenizer=tokenizer,
         seq_len=config.seq_len,
@@ -281,10 +281,10 @@ def pack_parts(
         rejects=b"".join((folder / REJECTS_FILE).read_bytes() for folder in folders),
     )
     try:
-        made = build_dataset(recipe, ledger, pool)
+        made = build_dataset(recipe, workdir, pool)
     except EmptyTrainingSplit:
         if not config.mixing:
-            ledger.close()  # this work can only be resumed with another configuration
+            workdir.close()  # this work can only be resumed with another configuration
         raise
     check_validation(infos, made, config)
     return made

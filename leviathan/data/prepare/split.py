@@ -127,8 +127,8 @@ def _make(
         sources=[_source(source, info, split, name) for split in info.splits],
         config=config,
     )
-    with lock_for_writing(target), WorkDir(target, {"split_of": info.fingerprint}) as ledger:
-        return build_dataset(recipe, ledger, pool)
+    with lock_for_writing(target), WorkDir(target, {"split_of": info.fingerprint}) as workdir:
+        return build_dataset(recipe, workdir, pool)
 
 
 def _source(source: Path, info: DatasetInfo, split: str, subset: str) -> SourceInfo:

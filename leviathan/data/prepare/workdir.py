@@ -22,13 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from leviathan.config.identity import flatten
-from leviathan.data.format import (
-    COUNTS_FILE,
-    DATASET_FILE,
-    REJECTS_FILE,
-    SLICE_MARK,
-    WORK_FOLDER,
-)
+from leviathan.data.format import COUNTS_FILE, DATASET_FILE, REJECTS_FILE, SLICE_MARK, WORK_FOLDER
 from leviathan.data.prepare.readers import TextFolder
 from leviathan.data.prepare.tokenize import TokenizedFileInfo, TokenizeTask
 from leviathan.data.tokenizer import META_FILE, RANKS_FILE
@@ -123,18 +117,18 @@ def lock_for_slice(out: Path, rank: int, world: int) -> Iterator[None]:
     Raises:
         DataError: another process prepares the same slice or the complete dataset.
     """
-    shared_lock = (
+    dataset_locked = (
         f"{out} is being prepared or merged by another process. Wait for it, or choose another out"
     )
-    twice = (
+    slice_locked = (
         f"slice {rank} of {world} of {out} is being prepared by another process. Start each "
         "slice once"
     )
     own = out / f".prep.slice-{rank}-of-{world}.lock"
     with (
         _made(out),
-        _locked(out / LOCK_FILE, shared_lock, shared=True),
-        _locked(own, twice),
+        _locked(out / LOCK_FILE, dataset_locked, shared=True),
+        _locked(own, slice_locked),
     ):
         yield
 
@@ -209,8 +203,9 @@ class WorkDir:
 
     def clear_leftovers(self, tasks: Sequence[TokenizeTask]) -> None:
         """Removes incomplete output of interrupted attempts at these tasks."""
-        for task in tasks:
-            for leftover in task.part.parent.glob(f".{task.part.name}.*.tmp"):
+        names = {task.part.name for task in tasks}
+        for leftover in self.parts.glob(".*.tmp"):
+            if leftover.name.split(".")[1] in names:
                 shutil.rmtree(leftover, ignore_errors=True)
 
     def record(self, request: dict[str, Any]) -> None:

@@ -19,6 +19,29 @@ from leviathan.model.embeddings.base import InputEmbedding, Normal
 from leviathan.model.kernels.lev import Parameters, lev_vectors
 from leviathan.model.tp_layout import Partial, Shard, TPPlan
 
+LEV_ROLES: Mapping[str, Role] = {
+    "codebooks": "codebook",
+    "latent_weight": "matrix",
+    "latent_bias": "bias",
+    "norm_weight": "gain",
+    "norm_bias": "bias",
+    "spline_delta": "spline",
+    "out_weight": "matrix",
+}
+
+
+def lev_init_spec(spline_init_std: float, summands: int) -> Mapping[str, Normal]:
+    """Initial values for a sum over `summands` heads or modes."""
+    return {
+        "codebooks": Normal(0.02),
+        "latent_weight": Normal(0.02),
+        "latent_bias": Normal(),
+        "norm_weight": Normal(mean=1.0),
+        "norm_bias": Normal(),
+        "spline_delta": Normal(spline_init_std),
+        "out_weight": Normal(0.02 / math.sqrt(summands)),
+    }
+
 
 class LeviathanEmbedding(InputEmbedding[LeviathanConfig]):
     """E_i = Σ_ℓ W^out_ℓ Π_s φ_{ℓ,s}(z̃_ℓ(i)), a function of the digits of i.
@@ -46,27 +69,11 @@ class LeviathanEmbedding(InputEmbedding[LeviathanConfig]):
 
     def init_spec(self, model: ModelConfig) -> Mapping[str, Normal]:
         """The values of the public implementation; `calibrate` sets the scale of the output."""
-        return {
-            "codebooks": Normal(0.02),
-            "latent_weight": Normal(0.02),
-            "latent_bias": Normal(),
-            "norm_weight": Normal(mean=1.0),
-            "norm_bias": Normal(),
-            "spline_delta": Normal(self.config.spline_init_std),
-            "out_weight": Normal(0.02 / math.sqrt(self.config.heads)),
-        }
+        return lev_init_spec(self.config.spline_init_std, self.config.heads)
 
     def param_roles(self) -> Mapping[str, Role]:
         """See `InputEmbedding`."""
-        return {
-            "codebooks": "codebook",
-            "latent_weight": "matrix",
-            "latent_bias": "bias",
-            "norm_weight": "gain",
-            "norm_bias": "bias",
-            "spline_delta": "spline",
-            "out_weight": "matrix",
-        }
+        return LEV_ROLES
 
     def vectors(self, ids: Tensor) -> Tensor:
         """`[N] → [N, D]` in the dtype of the parameters, accumulated in fp32 or wider."""

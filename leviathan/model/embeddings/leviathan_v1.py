@@ -4,7 +4,6 @@ Source: arXiv 2601.22040 v1, "A Separable Architecture for Continuous Token Repr
 Language Models". Symbols as in `leviathan`; M modes.
 """
 
-import math
 from collections.abc import Mapping
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from leviathan.config.embeddings.leviathan_v1 import LeviathanV1Config
 from leviathan.config.run import ModelConfig, Role
 from leviathan.model.embeddings.base import InputEmbedding, Normal
+from leviathan.model.embeddings.leviathan import LEV_ROLES, lev_init_spec
 from leviathan.model.kernels.lev import LAYER_NORM_EPS, Parameters, digits_of, lev_vectors
 
 
@@ -43,29 +43,12 @@ class LeviathanV1Embedding(InputEmbedding[LeviathanV1Config]):
 
     def init_spec(self, model: ModelConfig) -> Mapping[str, Normal]:
         """The values of LEV; `calibrate` then sets the scale of the output."""
-        return {
-            "codebooks": Normal(0.02),
-            "latent_weight": Normal(0.02),
-            "latent_bias": Normal(),
-            "norm_weight": Normal(mean=1.0),
-            "norm_bias": Normal(),
-            "spline_delta": Normal(self.config.spline_init_std),
-            "out_weight": Normal(0.02 / math.sqrt(self.config.modes)),
-            "residual_weight": Normal(0.02),
-        }
+        lev = lev_init_spec(self.config.spline_init_std, self.config.modes)
+        return {**lev, "residual_weight": Normal(0.02)}
 
     def param_roles(self) -> Mapping[str, Role]:
         """See `InputEmbedding`."""
-        return {
-            "codebooks": "codebook",
-            "latent_weight": "matrix",
-            "latent_bias": "bias",
-            "norm_weight": "gain",
-            "norm_bias": "bias",
-            "spline_delta": "spline",
-            "out_weight": "matrix",
-            "residual_weight": "matrix",
-        }
+        return {**LEV_ROLES, "residual_weight": "matrix"}
 
     def vectors(self, ids: Tensor) -> Tensor:
         """`[N] → [N, D]` in the dtype of the parameters, accumulated in fp32 or wider.

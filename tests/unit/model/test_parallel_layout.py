@@ -11,6 +11,8 @@ from leviathan.config.run import ModelConfig, ModelFile, RunConfig
 from leviathan.estimate.layout import ParallelLayout, parallel_layout, sizes
 from leviathan.estimate.memory import memory
 from leviathan.estimate.params import count_params
+from leviathan.model.tp_layout import Shard
+from leviathan.model.transformer import meta_model
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 # A block: 4 · 8² of attention, 3 · 8 · 32 of the MLP, two norms of 8: 1,040. Tables: 64 · 8 = 512.
@@ -44,6 +46,27 @@ def test_sizes_are_the_models(kind):
     assert sizes(config, 1).total == count_params(config).total
     half = sizes(config, 2)
     assert 2 * (half.total - half.replicated) + half.replicated == count_params(config).total
+
+
+@pytest.mark.parametrize(
+    "embedding",
+    [*({"kind": kind} for kind in KINDS)]
+    + [{"kind": "leviathan", "tp_mode": mode} for mode in ("replicated", "heads")],
+    ids=str,
+)
+def test_replicated_parameters_are_those_of_the_modules(embedding):
+    config = load_config(CONFIGS / "model/200m.yaml", [], ModelFile).model
+    config = ModelConfig.model_validate(config.model_dump() | {"embedding": embedding})
+    built = meta_model(config)
+    sharded = {
+        f"{path}.{name}"
+        for path, module in built.named_modules()
+        for name, how in getattr(module, "tp_layout", dict)().items()
+        if isinstance(how, Shard)
+    }
+    parameters = dict(built.named_parameters())
+    replicated = sum(p.numel() for name, p in parameters.items() if name not in sharded)
+    assert sizes(config, 2).replicated == replicated
 
 
 def test_a_tp_that_divides_nothing_is_an_error():
